@@ -1,0 +1,36 @@
+"""Secateur makes PyTorch models smaller and faster by pruning.
+
+>>> import torch
+>>> from secateur import prune
+>>> layer = prune.l1_unstructured(torch.nn.Linear(4, 4), "weight", amount=0.5)
+>>> int(layer.weight_mask.sum())
+8
+"""
+
+from secateur import prune
+from secateur.errors import (
+    ApplyError,
+    FileError,
+    PlanError,
+    SecateurError,
+    SecateurWarning,
+    TraceError,
+    VerifyError,
+)
+from secateur.trace import Axis, Blocked, Graph, Site, trace
+
+__all__ = [
+    "prune",
+    "trace",
+    "Axis",
+    "Blocked",
+    "Graph",
+    "Site",
+    "ApplyError",
+    "FileError",
+    "PlanError",
+    "SecateurError",
+    "SecateurWarning",
+    "TraceError",
+    "VerifyError",
+]

@@ -1,0 +1,112 @@
+"""The base of the structured pruners: row masks, and biases that follow them."""
+
+from collections.abc import Callable, Mapping
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
+from torch.nn.utils import parametrize
+
+from secateur.ao import removal
+from secateur.ao.config import Group
+from secateur.ao.parametrization import BiasHook, FakeStructuredSparsity
+from secateur.ao.sparsifier import BaseSparsifier
+from secateur.errors import SparsifierAssertionError, SparsifierRuntimeError
+
+Patterns = Mapping[tuple[Any, ...], Callable[..., None]]
+
+
+class BaseStructuredSparsifier(BaseSparsifier):
+    """
+    >>> class SecondRow(BaseStructuredSparsifier):
+    ...     def update_mask(self, module, tensor_name, **kwargs):
+    ...         module.parametrizations[tensor_name][0].mask[1] = False
+    >>> model = nn.Sequential(nn.Linear(4, 3), nn.ReLU(), nn.Linear(3, 2))
+    >>> pruner = SecondRow({})
+    >>> pruner.prepare(model, [{"tensor_fqn": "0.weight"}])
+    >>> pruner.step()
+    >>> model(torch.ones(1, 4)).shape, model[0].parametrizations.weight[0].mask
+    (torch.Size([1, 2]), tensor([ True, False,  True]))
+
+    A sparsifier whose masks hold one value for each row (index along dim 0: output features, filters, gate
+    rows), and whose `prune` removes the rows that are masked.
+
+    While prepared, the bias of a linear or convolution layer is its parameter `_bias` and is added after the
+    layer by a `BiasHook`: without the masked rows, unless the config says `"prune_bias": False`. `patterns`
+    maps a chain of layers to the function that prunes it, for chains that should be treated specially.
+    """
+
+    _parametrization: ClassVar[type[nn.Module]] = FakeStructuredSparsity
+    _supported: ClassVar[frozenset[type[nn.Module]]] = frozenset(
+        {nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.LSTM}
+    )
+
+    def __init__(self, defaults: Mapping[str, Any] | None, patterns: Patterns | None = None) -> None:
+        super().__init__(defaults)
+        self.patterns = dict(patterns or {})
+
+    def prune(self) -> nn.Module:
+        """Remove the masked rows, and what they fed, from the model; returns the smaller model."""
+        if not self.groups:
+            raise SparsifierRuntimeError(
+                "prune: nothing is prepared; call prepare(model, config) and step() first"
+            )
+        self._before_removal()
+        return removal.remove(self)
+
+    def _before_removal(self) -> None:
+        """Called before rows are removed."""
+
+    def _check_tensor(self, group: Group) -> None:
+        module, name = group["module"], group["tensor_name"]
+        if parametrize.is_parametrized(module, name) and any(
+            isinstance(p, FakeStructuredSparsity) for p in module.parametrizations[name]
+        ):
+            raise SparsifierAssertionError(
+                f"{group['tensor_fqn']}: its rows are masked already by another pruner; "
+                "call prune() or squash_mask() on that first"
+            )
+
+    def _first_mask(self, tensor: Tensor) -> Tensor:
+        return torch.ones(tensor.shape[:1], dtype=torch.bool, device=tensor.device)
+
+    def _attach_bias(self, group: Group, parametrization: nn.Module) -> None:
+        module, prune_bias = group["module"], group.get("prune_bias", True)
+        if group["tensor_name"] != "weight" or getattr(module, "bias", None) is None:
+            return
+        if _is_called(module):
+            module.register_parameter("_bias", module.bias)
+            module.bias = None
+            module.prune_bias = prune_bias
+            module.register_forward_hook(BiasHook(parametrization, prune_bias))
+        elif isinstance(module, nn.Linear) and prune_bias:
+            parametrize.register_parametrization(module, "bias", parametrization)
+
+    def _detach_bias(self, group: Group) -> None:
+        module = group["module"]
+        hooks = {key: hook for key, hook in module._forward_hooks.items() if isinstance(hook, BiasHook)}
+        if group["tensor_name"] != "weight":
+            return
+        for key, hook in hooks.items():
+            bias = module._bias
+            if hook.prune_bias:
+                bias.data = bias.data * hook.param.mask
+            del module._forward_hooks[key], module._bias, module.prune_bias
+            module.bias = bias
+        squash_shared(module, "bias")
+
+
+def _is_called(module: nn.Module) -> bool:
+    """Whether a layer runs by its own forward, so that a hook on it can add the bias.
+
+    The output projection of nn.MultiheadAttention does not: attention reads its weight and bias.
+    """
+    layers = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
+    return isinstance(module, layers) and not isinstance(module, NonDynamicallyQuantizableLinear)
+
+
+def squash_shared(module: nn.Module, name: str) -> None:
+    """Make a row mask final that a tensor shares with the weight whose rows it follows."""
+    if parametrize.is_parametrized(module, name):
+        parametrize.remove_parametrizations(module, name, leave_parametrized=True)

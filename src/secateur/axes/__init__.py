@@ -1,0 +1,45 @@
+"""The algebra of axes. Pure: it knows no torch op."""
+
+from secateur.axes.layout import (
+    EMPTY,
+    UNIT,
+    Atom,
+    Concat,
+    Layout,
+    Mask,
+    Product,
+    atoms,
+    constant,
+    free_atoms,
+    keep_mask,
+    positions,
+    resolve,
+    size_after,
+    why_fixed,
+)
+from secateur.axes.unify import factor, fix, hint, note, pieces, split, unify
+
+__all__ = [
+    "EMPTY",
+    "UNIT",
+    "Atom",
+    "Concat",
+    "Layout",
+    "Mask",
+    "Product",
+    "atoms",
+    "constant",
+    "factor",
+    "fix",
+    "free_atoms",
+    "hint",
+    "keep_mask",
+    "note",
+    "pieces",
+    "positions",
+    "resolve",
+    "size_after",
+    "split",
+    "unify",
+    "why_fixed",
+]

@@ -1,0 +1,218 @@
+"""Layouts: how the positions of one tensor dimension are made of axes.
+
+    layout := Atom(n)                 an axis of n positions
+            | Product(layout, ...)    row-major flatten:   (heads × head_dim),  (channels × 7*7)
+            | Concat(layout, ...)     one after the other: (q + k + v)
+
+>>> heads, dims = Atom(2), Atom(3)
+>>> layout = Product((heads, dims))
+>>> keep_mask(layout, {heads: np.array([True, False])}).astype(int)
+array([1, 1, 1, 0, 0, 0])
+
+An `Atom` is a cell: learning that it is composed (or is another atom) binds it, and every layout that mentions
+it sees that at once. `resolve` gives a layout's present normal form.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+
+import numpy as np
+from numpy.typing import NDArray
+
+
+class Atom:
+    """An axis of `size` positions, until it is bound to a layout that says what it is made of."""
+
+    __slots__ = ("bound", "fixed", "hints", "notes", "size")
+
+    def __init__(self, size: int, fixed: str | None = None) -> None:
+        self.size = size
+        self.bound: Layout | None = None
+        self.fixed: str | None = fixed  # why it must not be cut
+        self.notes: dict[str, None] = {}  # why cutting it is not exact, in order
+        self.hints: dict[str, None] = {}  # what it is called, in order
+
+    def __repr__(self) -> str:
+        return f"{'!' if self.fixed else ''}{self.size}" if self.bound is None else repr(resolve(self))
+
+
+class _Compound:
+    __slots__ = ("parts", "size")
+    parts: tuple[Layout, ...]
+    size: int
+
+    def same(self, other: Layout) -> bool:
+        """The same parts, by identity: what makes unifying them again free."""
+        return (
+            type(self) is type(other)
+            and len(self.parts) == len(other.parts)  # type: ignore[union-attr]
+            and all(map(_same, self.parts, other.parts))  # type: ignore[union-attr]
+        )
+
+
+class Product(_Compound):
+    """Row-major flatten of its parts; the empty product is the one position of a dimension of size 1."""
+
+    __slots__ = ()
+
+    def __init__(self, parts: tuple[Layout, ...]) -> None:
+        self.parts = parts
+        self.size = math.prod(part.size for part in parts)
+
+    def __repr__(self) -> str:
+        return "(" + "×".join(map(repr, self.parts)) + ")" if self.parts else "1"
+
+
+class Concat(_Compound):
+    """Its parts, one after the other; the empty concatenation is a dimension of size 0."""
+
+    __slots__ = ()
+
+    def __init__(self, parts: tuple[Layout, ...]) -> None:
+        self.parts = parts
+        self.size = sum(part.size for part in parts)
+
+    def __repr__(self) -> str:
+        return "(" + "+".join(map(repr, self.parts)) + ")"
+
+
+Layout = Atom | Product | Concat
+Mask = NDArray[np.bool_]
+
+UNIT = Product(())
+EMPTY = Concat(())
+
+
+def _same(a: Layout, b: Layout) -> bool:
+    return a is b or (not isinstance(a, Atom) and a.same(b))
+
+
+def constant(layout: Layout) -> bool:
+    """Whether nothing in a resolved layout can be cut (normal form makes every such layout an atom or a unit)."""
+    return layout.fixed is not None if isinstance(layout, Atom) else not layout.parts
+
+
+def why_fixed(layout: Layout) -> str:
+    """The first reason found in a layout for not cutting it."""
+    return next((atom.fixed for atom in atoms(layout) if atom.fixed), "a single position")
+
+
+def resolve(layout: Layout) -> Layout:
+    """The normal form: bound atoms replaced, nested parts of the same kind spliced in, constants merged."""
+    if isinstance(layout, Atom):
+        if layout.bound is not None:
+            layout.bound = resolve(layout.bound)
+            return layout.bound
+        return layout if layout.size > 1 else (UNIT if layout.size else EMPTY)
+    if not layout.parts:
+        return layout
+    if isinstance(layout, Product):
+        return _resolve_product(layout)
+    return _resolve_concat(layout)
+
+
+def _resolve_product(layout: Product) -> Layout:
+    if layout.size == 0:
+        return EMPTY
+    parts: list[Layout] = []
+    changed = False
+    for part in layout.parts:
+        now = resolve(part)
+        changed |= now is not part
+        for piece in now.parts if isinstance(now, Product) else (now,):
+            if parts and constant(piece) and constant(parts[-1]):
+                parts[-1] = Atom(parts[-1].size * piece.size, why_fixed(parts[-1]))
+                changed = True
+            else:
+                parts.append(piece)
+    if len(parts) == 1:
+        return parts[0]
+    return Product(tuple(parts)) if changed else layout
+
+
+def _resolve_concat(layout: Concat) -> Layout:
+    parts: list[Layout] = []
+    changed = False
+    for part in layout.parts:
+        now = resolve(part)
+        changed |= now is not part
+        for piece in now.parts if isinstance(now, Concat) else (now,):
+            if parts and constant(piece) and constant(parts[-1]):
+                parts[-1] = Atom(parts[-1].size + piece.size, why_fixed(parts[-1]))
+                changed = True
+            else:
+                parts.append(piece)
+    if len(parts) == 1:
+        return parts[0]
+    return Concat(tuple(parts)) if changed else layout
+
+
+def atoms(layout: Layout) -> Iterator[Atom]:
+    """Every atom of a layout, in order, repetitions included."""
+    layout = resolve(layout)
+    if isinstance(layout, Atom):
+        yield layout
+    else:
+        for part in layout.parts:
+            yield from atoms(part)
+
+
+def free_atoms(layout: Layout) -> list[Atom]:
+    """The atoms of a layout that may be cut, each once, in order."""
+    return list(dict.fromkeys(atom for atom in atoms(layout) if atom.fixed is None))
+
+
+def size_after(layout: Layout, counts: Mapping[Atom, int]) -> int:
+    """How many positions a layout has when each atom keeps `counts[atom]` (all, where it is not named).
+
+    >>> a, b = Atom(4), Atom(3)
+    >>> size_after(Concat((a, Product((a, b)))), {a: 2})
+    8
+    """
+    layout = resolve(layout)
+    if isinstance(layout, Atom):
+        return counts.get(layout, layout.size)
+    sizes = (size_after(part, counts) for part in layout.parts)
+    return math.prod(sizes) if isinstance(layout, Product) else sum(sizes)
+
+
+def keep_mask(layout: Layout, masks: Mapping[Atom, Mask]) -> Mask:
+    """Which positions of a layout stay: the outer AND over a product, the concatenation over a concat."""
+    layout = resolve(layout)
+    if isinstance(layout, Atom):
+        mask = masks.get(layout)
+        return np.ones(layout.size, np.bool_) if mask is None else mask
+    parts = [keep_mask(part, masks) for part in layout.parts]
+    if isinstance(layout, Concat):
+        return np.concatenate(parts) if parts else np.ones(0, np.bool_)
+    mask = np.ones(1, np.bool_)
+    for part in parts:
+        mask = np.logical_and.outer(mask, part).reshape(-1)
+    return mask
+
+
+def positions(layout: Layout) -> list[tuple[Atom, NDArray[np.int64]]]:
+    """For each place of an atom in a layout, which of the atom's positions each position belongs to (-1: none).
+
+    >>> a, b = Atom(2), Atom(3)
+    >>> [index.tolist() for _, index in positions(Concat((a, b)))]
+    [[0, 1, -1, -1, -1], [-1, -1, 0, 1, 2]]
+    """
+    layout = resolve(layout)
+    if isinstance(layout, Atom):
+        return [(layout, np.arange(layout.size))]
+    found: list[tuple[Atom, NDArray[np.int64]]] = []
+    before = 1 if isinstance(layout, Product) else 0
+    for part in layout.parts:
+        for atom, index in positions(part):
+            if isinstance(layout, Product):
+                after = layout.size // (before * part.size)
+                found.append((atom, np.tile(np.repeat(index, after), before)))
+            else:
+                whole = np.full(layout.size, -1)
+                whole[before : before + part.size] = index
+                found.append((atom, whole))
+        before = before * part.size if isinstance(layout, Product) else before + part.size
+    return found

@@ -1,0 +1,167 @@
+"""Multi-head attention whose heads need not add up to the width of the model."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+
+class MultiheadAttention(nn.MultiheadAttention):
+    """`torch.nn.MultiheadAttention` with any number of heads of any width.
+
+    >>> attention = nn.MultiheadAttention(8, 2)
+    >>> attention.__class__ = MultiheadAttention
+    >>> attention.scale = 0.5
+    >>> attention(*torch.zeros(3, 5, 1, 8))[0].shape
+    torch.Size([5, 1, 8])
+
+    Torch's module insists that heads × head width is its `embed_dim`, which no longer holds once a head is gone.
+    This one reads the widths from its weights, and keeps the `scale` that the scores had before.
+    """
+
+    scale: float
+
+    def forward(self, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor | None]:
+        """As the original's."""
+        names = ("query", "key", "value", "key_padding_mask", "need_weights", "attn_mask")
+        given = dict(zip((*names, "average_attn_weights", "is_causal"), args, strict=False)) | kwargs
+        query, key, value = (given.pop(name) for name in names[:3])
+        swap = self.batch_first and query.dim() == 3
+        if swap:
+            query, key, value = (x.transpose(0, 1) for x in (query, key, value))
+        out, weights = multi_head_attention_forward(
+            query,
+            key,
+            value,
+            self.embed_dim,
+            self.num_heads,
+            self.in_proj_weight,
+            self.in_proj_bias,
+            self.bias_k,
+            self.bias_v,
+            self.add_zero_attn,
+            self.dropout,
+            self.out_proj.weight,
+            self.out_proj.bias,
+            training=self.training,
+            use_separate_proj_weight=self.in_proj_weight is None,
+            q_proj_weight=self.q_proj_weight,
+            k_proj_weight=self.k_proj_weight,
+            v_proj_weight=self.v_proj_weight,
+            scale=self.scale,
+            **given,
+        )
+        return (out.transpose(0, 1) if swap else out), weights
+
+
+def multi_head_attention_forward(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    embed_dim_to_check: int,
+    num_heads: int,
+    in_proj_weight: Tensor | None,
+    in_proj_bias: Tensor | None,
+    bias_k: Tensor | None,
+    bias_v: Tensor | None,
+    add_zero_attn: bool,
+    dropout_p: float,
+    out_proj_weight: Tensor,
+    out_proj_bias: Tensor | None,
+    training: bool = True,
+    key_padding_mask: Tensor | None = None,
+    need_weights: bool = True,
+    attn_mask: Tensor | None = None,
+    use_separate_proj_weight: bool = False,
+    q_proj_weight: Tensor | None = None,
+    k_proj_weight: Tensor | None = None,
+    v_proj_weight: Tensor | None = None,
+    static_k: Tensor | None = None,
+    static_v: Tensor | None = None,
+    average_attn_weights: bool = True,
+    is_causal: bool = False,
+    scale: float | None = None,
+) -> tuple[Tensor, Tensor | None]:
+    """`torch.nn.functional.multi_head_attention_forward`, with every width read from the weights."""
+    batched = query.dim() == 3
+    if not batched:
+        query, key, value = query.unsqueeze(1), key.unsqueeze(1), value.unsqueeze(1)
+        key_padding_mask = None if key_padding_mask is None else key_padding_mask.unsqueeze(0)
+    weights = _projections(
+        in_proj_weight, out_proj_weight, use_separate_proj_weight, q_proj_weight, k_proj_weight, v_proj_weight
+    )
+    biases = _split(in_proj_bias, weights)
+    q, k, v = (F.linear(x, w, b) for x, w, b in zip((query, key, value), weights, biases, strict=True))
+    if bias_k is not None and bias_v is not None:
+        k = torch.cat([k, bias_k.expand(1, k.shape[1], -1)])
+        v = torch.cat([v, bias_v.expand(1, v.shape[1], -1)])
+    q, k, v = (x.unflatten(-1, (num_heads, -1)).permute(1, 2, 0, 3) for x in (q, k, v))
+    if static_k is not None:
+        k = static_k.unflatten(0, (-1, num_heads))
+    if static_v is not None:
+        v = static_v.unflatten(0, (-1, num_heads))
+    if add_zero_attn:
+        k = torch.cat([k, torch.zeros_like(k[:, :, :1])], dim=2)
+        v = torch.cat([v, torch.zeros_like(v[:, :, :1])], dim=2)
+    extra = k.shape[2] - key.shape[0]
+    mask = _mask(attn_mask, key_padding_mask, num_heads, q, extra, is_causal and key_padding_mask is None)
+    if scale is None:
+        scale = 1.0 / math.sqrt(int(q.shape[-1]))
+    scores = (q * scale) @ k.transpose(-2, -1)
+    attention = torch.softmax(scores if mask is None else scores + mask, dim=-1)
+    attention = F.dropout(attention, dropout_p, training)
+    out = F.linear((attention @ v).permute(2, 0, 1, 3).flatten(-2), out_proj_weight, out_proj_bias)
+    shown = None
+    if need_weights:
+        shown = attention.mean(dim=1) if average_attn_weights else attention
+        shown = shown if batched else shown.squeeze(0)
+    return (out if batched else out.squeeze(1)), shown
+
+
+def _projections(
+    packed: Tensor | None,
+    out: Tensor,
+    separate: bool,
+    q: Tensor | None,
+    k: Tensor | None,
+    v: Tensor | None,
+) -> tuple[Tensor, Tensor, Tensor]:
+    if separate:
+        assert q is not None
+        assert k is not None
+        assert v is not None
+        return q, k, v
+    assert packed is not None
+    value_rows = out.shape[1]
+    query_rows = (packed.shape[0] - value_rows) // 2
+    wq, wk, wv = packed.split([query_rows, query_rows, value_rows])
+    return wq, wk, wv
+
+
+def _split(bias: Tensor | None, weights: tuple[Tensor, Tensor, Tensor]) -> tuple[Tensor | None, ...]:
+    return (None, None, None) if bias is None else bias.split([weight.shape[0] for weight in weights])
+
+
+def _mask(
+    attn_mask: Tensor | None, padding: Tensor | None, heads: int, q: Tensor, extra: int, causal: bool
+) -> Tensor | None:
+    """One additive mask that broadcasts over (batch, heads, queries, keys)."""
+    total = None
+    if attn_mask is not None:
+        total = _additive(attn_mask, q)
+        total = total.unflatten(0, (-1, heads)) if total.dim() == 3 else total
+        total = F.pad(total, (0, extra))
+    if padding is not None:
+        hidden = F.pad(_additive(padding, q), (0, extra))[:, None, None, :]
+        total = hidden if total is None else total + hidden
+    return total
+
+
+def _additive(mask: Tensor, like: Tensor) -> Tensor:
+    if mask.dtype != torch.bool:
+        return mask.to(like.dtype)
+    return torch.zeros_like(mask, dtype=like.dtype).masked_fill(mask, float("-inf"))

@@ -1,0 +1,63 @@
+"""Masks: every public name of `torch.nn.utils.prune`, faster, and safe to copy, save and fail with.
+
+>>> import torch
+>>> from secateur import prune
+>>> layer = prune.l1_unstructured(torch.nn.Linear(4, 4), "weight", amount=0.5)
+>>> sorted(layer.state_dict())
+['bias', 'weight_mask', 'weight_orig']
+"""
+
+from secateur.prune.base import BasePruningMethod, PruningContainer
+from secateur.prune.checks import (
+    _compute_nparams_toprune,
+    _validate_pruning_amount,
+    _validate_pruning_amount_init,
+    _validate_pruning_dim,
+    _validate_structured_pruning,
+)
+from secateur.prune.functional import (
+    custom_from_mask,
+    identity,
+    is_pruned,
+    l1_unstructured,
+    ln_structured,
+    random_structured,
+    random_unstructured,
+    remove,
+)
+from secateur.prune.global_ import global_unstructured
+from secateur.prune.methods import (
+    CustomFromMask,
+    Identity,
+    L1Unstructured,
+    LnStructured,
+    RandomStructured,
+    RandomUnstructured,
+)
+from secateur.prune.norms import _compute_norm
+
+__all__ = [
+    "BasePruningMethod",
+    "PruningContainer",
+    "Identity",
+    "RandomUnstructured",
+    "L1Unstructured",
+    "RandomStructured",
+    "LnStructured",
+    "CustomFromMask",
+    "identity",
+    "random_unstructured",
+    "l1_unstructured",
+    "random_structured",
+    "ln_structured",
+    "global_unstructured",
+    "custom_from_mask",
+    "remove",
+    "is_pruned",
+    "_compute_nparams_toprune",
+    "_compute_norm",
+    "_validate_pruning_amount",
+    "_validate_pruning_amount_init",
+    "_validate_pruning_dim",
+    "_validate_structured_pruning",
+]

@@ -1,0 +1,85 @@
+"""How a pruning method meets the mask that is already there."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from torch import Tensor
+
+from secateur.errors import PruneAttributeError, PruneValueError
+from secateur.prune.checks import _validate_pruning_dim
+from secateur.prune.selection import Segment
+
+Drop = Callable[[Any, Sequence[Segment]], None]
+
+# Methods that can work on several tensors in place, by the function that defines what they do: a subclass
+# that overrides `compute_mask` is not among them, and goes the general way.
+_DROPS: dict[Any, Drop] = {}
+
+
+def in_place(compute_mask: Any, drop: Drop) -> None:
+    """Let methods defined by `compute_mask` work on segments, through `drop`."""
+    _DROPS[compute_mask] = drop
+
+
+def drop_of(method: Any) -> Drop | None:
+    """How `method` works on segments, if it can."""
+    return _DROPS.get(type(method).compute_mask)
+
+
+def combine(method: Any, t: Tensor, mask: Tensor) -> Tensor:
+    """`mask` with what `method` prunes of what it has left, in the dtype of `t`.
+
+    >>> import torch
+    >>> from secateur import prune
+    >>> combine(prune.L1Unstructured(1), torch.tensor([1.0, 2.0, 3.0]), torch.tensor([0, 1, 1]))
+    tensor([0., 0., 1.])
+
+    An unstructured method sees the entries whose mask is 1, a structured one the channels that are not wholly
+    masked, and one of type 'global' sees everything.
+    """
+    new = mask.to(dtype=t.dtype, copy=True)
+    kind = _pruning_type(method)
+    drop = drop_of(method)
+    if kind == "unstructured" and drop is not None:
+        drop(method, [Segment(t, new, fresh=False)])
+        return new
+    seen = _seen(method, kind, t, mask)
+    if seen is None:
+        return method.compute_mask(t, default_mask=mask).to(dtype=t.dtype)
+    new[seen] = method.compute_mask(t[seen], default_mask=mask[seen]).to(dtype=new.dtype)
+    return new
+
+
+def _pruning_type(method: Any) -> str:
+    kind = getattr(method, "PRUNING_TYPE", None)
+    if kind is None:
+        raise PruneAttributeError(
+            f"{type(method).__name__} has no PRUNING_TYPE; set it to 'unstructured', 'structured' or 'global'"
+        )
+    if kind not in ("unstructured", "structured", "global"):
+        raise PruneValueError(
+            f"{type(method).__name__}.PRUNING_TYPE is {kind!r}; "
+            "set it to 'unstructured', 'structured' or 'global'"
+        )
+    return str(kind)
+
+
+def _seen(method: Any, kind: str, t: Tensor, mask: Tensor) -> Any:
+    """The index of what the method is shown; None for everything."""
+    if kind == "global":
+        return None
+    if kind == "unstructured":
+        return mask == 1
+    if not hasattr(method, "dim"):
+        raise PruneAttributeError(
+            f"{type(method).__name__} prunes channels but has no attribute `dim`; set it to their dimension"
+        )
+    _validate_pruning_dim(t, method.dim)
+    alive = alive_channels(mask, method.dim)
+    return None if bool(alive.all()) else (slice(None),) * (method.dim % t.dim()) + (alive,)
+
+
+def alive_channels(mask: Tensor, dim: int) -> Tensor:
+    """Which slices of `mask` along `dim` are not wholly zero."""
+    slices = (mask != 0).movedim(dim, 0)
+    return slices.flatten(1).any(dim=1) if slices.dim() > 1 else slices

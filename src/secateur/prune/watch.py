@@ -1,0 +1,60 @@
+"""Has a tensor been written to since?
+
+Version counters miss writes through `.data`, so they cannot answer that. Copy-on-write storage can: a
+storage that is marked as lazily cloned loses the mark at the first access that may write to it, whichever
+alias or kernel that access comes from. The clone itself is dropped at once, so nothing is ever copied and the
+data never moves. A stamp on the storage tells two watchers of one storage apart.
+
+What cannot be watched (shared memory, memory owned by NumPy, fake tensors, tensor subclasses, functorch
+wrappers) is reported as such, and its user has to recompute every time.
+"""
+
+import torch
+from torch import Tensor, nn
+
+_KEY = "_secateur_stamp"
+_PLAIN = (Tensor, nn.Parameter)
+
+_lazy_clone = getattr(torch, "_lazy_clone", None)
+_is_marked = getattr(torch._C, "_is_cow_tensor", None)
+_functorch_level = torch._C._functorch.maybe_current_level
+
+
+class Stamp:
+    """What `watch` hands out and `unchanged` compares by identity."""
+
+    __slots__ = ()
+
+
+def watch(tensor: Tensor) -> Stamp | None:
+    """Start to watch `tensor` for writes; None if it cannot be watched.
+
+    >>> t = torch.zeros(2)
+    >>> stamp = watch(t)
+    >>> unchanged(t, stamp)
+    True
+    >>> _ = t.data.add_(1)
+    >>> unchanged(t, stamp)
+    False
+    """
+    if _lazy_clone is None or _is_marked is None or type(tensor) not in _PLAIN:
+        return None
+    if _functorch_level() is not None:
+        return None
+    try:
+        attributes = tensor.untyped_storage().__dict__
+        if not _is_marked(tensor):
+            attributes.pop(_KEY, None)
+            with torch.no_grad():
+                _lazy_clone(tensor.detach())
+        stamp: Stamp = attributes.setdefault(_KEY, Stamp())
+    except (RuntimeError, NotImplementedError):  # the storage is not one that torch allocated plainly
+        return None
+    return stamp if _is_marked(tensor) else None
+
+
+def unchanged(tensor: Tensor, stamp: Stamp) -> bool:
+    """Whether nothing has had the chance to write to `tensor` since `watch` returned `stamp`."""
+    if _is_marked is None or type(tensor) not in _PLAIN or not _is_marked(tensor):
+        return False
+    return tensor.untyped_storage().__dict__.get(_KEY) is stamp

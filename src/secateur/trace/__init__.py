@@ -1,0 +1,81 @@
+"""Know what can be cut in any model, by running it once on fake tensors."""
+
+from __future__ import annotations
+
+import contextlib
+import traceback
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from torch._dynamo.eval_frame import OptimizedModule
+from torch.nn.parallel import DistributedDataParallel
+
+from secateur.errors import TraceError
+from secateur.trace.capture import Capture
+from secateur.trace.graph import Axis, Blocked, Graph, Site, build
+
+__all__ = ["Axis", "Blocked", "Graph", "Site", "trace"]
+
+
+def trace(model: nn.Module, example: Any) -> Graph:
+    """Find out what can be cut in a model.
+
+    >>> import secateur as sec, torch
+    >>> net = torch.nn.Sequential(torch.nn.Conv2d(3, 8, 3), torch.nn.ReLU(), torch.nn.Conv2d(8, 4, 3))
+    >>> print(sec.trace(net, torch.zeros(1, 3, 8, 8)).axes[0].name)
+    0 channels
+
+    `example` is what the model is called with: a tensor, a tuple of arguments or a dict of keyword arguments. The
+    model runs once, on fake tensors: no weight is read and nothing about the model changes. Where that fails (its
+    control flow depends on data), it runs on copies of the real tensors.
+    """
+    model = unwrap(model)
+    if not any(True for _ in model.parameters()):
+        raise TraceError(f"{type(model).__name__} has no parameters, so there is nothing to cut")
+    capture = _capture(model, example, training=False, into=None)
+    if any(not value.used for name, value in capture.values.items() if capture.kinds[name] == "parameter"):
+        with contextlib.suppress(TraceError):  # some models cannot train on one example; eval is what counts
+            _capture(model, example, training=True, into=capture)
+    return build(model, example, capture)
+
+
+def unwrap(model: Any) -> nn.Module:
+    """The model inside of what `torch.compile` and `DistributedDataParallel` make of it."""
+    if not isinstance(model, nn.Module):
+        raise TraceError(f"a model is an nn.Module, not {type(model).__name__}")
+    while True:
+        if isinstance(model, OptimizedModule):
+            model = model._orig_mod
+        elif isinstance(model, DistributedDataParallel | nn.DataParallel):
+            model = model.module
+        else:
+            return model
+
+
+def _capture(model: nn.Module, example: Any, *, training: bool, into: Capture | None) -> Capture:
+    """A run on fake tensors or, where that fails, on copies of the real ones."""
+    try:
+        return Capture(model, example, fake=True, training=training, into=into)
+    except Exception as fake_error:  # any code of the user's may run here
+        if any(tensor.is_meta for tensor in model.parameters()):
+            raise TraceError(_story(model, fake_error)) from fake_error
+    try:
+        return Capture(model, example, fake=False, training=training, into=into)
+    except Exception as error:
+        raise TraceError(_story(model, error)) from error
+
+
+def _story(model: nn.Module, error: Exception) -> str:
+    """Where the user's own code failed, and with what."""
+    frames = traceback.extract_tb(error.__traceback__)
+    own = str(Path(__file__).parents[1])
+    torch_home = str(Path(torch.__file__).parent)
+    theirs = [f for f in frames if not f.filename.startswith((own, torch_home))]
+    where = f" at {Path(theirs[-1].filename).name}:{theirs[-1].lineno}" if theirs else ""
+    first = str(error).strip().splitlines() or [""]
+    return (
+        f"{type(model).__name__} could not be run on the example: {type(error).__name__}{where}: {first[0]}. "
+        "Check that model(example) works: a tensor is passed as it is, a tuple as arguments, a dict by keyword."
+    )

@@ -1,0 +1,314 @@
+"""Run a model once, on fake tensors, and record what its ops do to axes."""
+
+from __future__ import annotations
+
+import dataclasses
+import random
+import types
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
+from torch.overrides import TorchFunctionMode, redispatch_function
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from secateur.axes import Atom, fix
+from secateur.nn.attention import multi_head_attention_forward
+from secateur.trace import registry
+from secateur.trace import rules as rules  # registers them
+from secateur.trace import signatures as signatures  # registers them
+from secateur.trace.held import Snapshot, Walk
+from secateur.trace.sizes import Attr, Dim, Op, Place, Size
+from secateur.trace.tracer import Tracer
+from secateur.trace.value import Value
+
+_SHAPE = Tensor.shape.__get__  # type: ignore[attr-defined]
+
+
+class OpRecorder(TorchDispatchMode):
+    """Sees every ATen op."""
+
+    def __init__(self, tracer: Tracer) -> None:
+        super().__init__()
+        self.tracer = tracer
+        self.suspended = False
+
+    def __torch_dispatch__(self, func: Any, _types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        out = func(*args, **kwargs)
+        if not self.suspended and isinstance(func, torch._ops.OpOverload):
+            self.tracer.record(func, args, kwargs, out)
+        return out
+
+
+class FunctionRecorder(TorchFunctionMode):
+    """Sees every torch function, with the sizes that it was called with still knowing where they came from."""
+
+    def __init__(self, tracer: Tracer, ops: OpRecorder) -> None:
+        super().__init__()
+        self.tracer = tracer
+        self.ops = ops
+        self.inside: list[Any] = []
+
+    def __torch_function__(self, func: Any, kinds: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if func == _SHAPE:
+            return self.tracer.shape_of(args[0], func(*args))
+        if func is Tensor.size:
+            return self._size(*args, **kwargs)
+        whole = registry.function_rule_for(func)
+        if whole is not None:
+            return self._as_a_whole(whole, func, args, kwargs)
+        signature = registry.sizes_for(func)
+        if signature is None and isinstance(func, types.FunctionType) and func not in self.inside:
+            self.inside.append(func)
+            try:
+                with self:
+                    return redispatch_function(func, kinds, args, kwargs)
+            finally:
+                self.inside.pop()
+        out = func(*args, **kwargs)
+        if signature is not None:
+            signature(self.tracer, out, *args, **kwargs)
+        elif func is Tensor.numel:
+            return self._numel(args[0], out)
+        else:
+            self._loose_sizes(func, (args, kwargs))
+        return out
+
+    def _size(self, x: Tensor, dim: int | None = None) -> Any:
+        shape = self.tracer.shape_of(x, x.shape)
+        return shape if dim is None else shape[dim]
+
+    def _numel(self, x: Tensor, count: int) -> int:
+        value = self.tracer.known(x)
+        if value is None or not value.dims:
+            return count
+        expr: Any = Dim(value.dims[0])
+        for dim in value.dims[1:]:
+            expr = Op("*", expr, Dim(dim))
+        return Size(count, expr, self.tracer)
+
+    def _as_a_whole(self, rule: Any, func: Any, args: Any, kwargs: Any) -> Any:
+        self.ops.suspended = True
+        try:
+            out = func(*args, **kwargs)
+        finally:
+            self.ops.suspended = False
+        self.tracer.ops += 1
+        self.tracer.run_function_rule(rule, func, args, kwargs, out)
+        return out
+
+    def _loose_sizes(self, func: Any, given: Any) -> None:
+        """A size that arrives where no size is expected is a number like any other."""
+        if isinstance(given, Size):
+            self.tracer.on_value(given.expr, getattr(func, "__name__", str(func)))
+        elif isinstance(given, tuple | list):
+            for item in given:
+                self._loose_sizes(func, item)
+        elif isinstance(given, dict):
+            for item in given.values():
+                self._loose_sizes(func, item)
+
+
+def arguments(example: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """A tensor, a tuple of arguments or a dict of keyword arguments, as (args, kwargs)."""
+    if isinstance(example, Mapping):
+        return (), dict(example)
+    if isinstance(example, tuple | list):
+        return tuple(example), {}
+    return (example,), {}
+
+
+def tensors_in(output: Any) -> Iterator[Tensor]:
+    """Every tensor of a model's output: in tuples, lists, mappings and dataclasses. Caches are state, not output."""
+    if isinstance(output, Tensor):
+        yield output
+    elif isinstance(output, Mapping):
+        for value in output.values():
+            yield from tensors_in(value)
+    elif isinstance(output, tuple | list | set):
+        for value in output:
+            yield from tensors_in(value)
+    elif dataclasses.is_dataclass(output) and not isinstance(output, type):
+        for field in dataclasses.fields(output):
+            yield from tensors_in(getattr(output, field.name))
+
+
+@contextmanager
+def untouched(model: nn.Module) -> Iterator[None]:
+    """Whatever happens inside, the model's modules, the random state and torch's switches are as before after it."""
+    snapshot = Snapshot(model)
+    rng, np_rng, py_rng = torch.get_rng_state(), np.random.get_state(), random.getstate()
+    fast = torch.backends.mha.get_fastpath_enabled()
+    original = F.multi_head_attention_forward
+    try:
+        yield
+    finally:
+        F.multi_head_attention_forward = original
+        torch.backends.mha.set_fastpath_enabled(fast)
+        snapshot.restore()
+        torch.set_rng_state(rng)
+        np.random.set_state(np_rng)
+        random.setstate(py_rng)
+
+
+class Capture:
+    """One tracing run: the tracer, and every tensor of the model by name."""
+
+    def __init__(self, model: nn.Module, example: Any, *, fake: bool, training: bool = False, into: Any = None) -> None:
+        self.tracer: Tracer = into.tracer if into else Tracer()
+        self.values: dict[str, Value] = into.values if into else {}
+        self.kinds: dict[str, str] = into.kinds if into else {}  # parameter, buffer or attribute
+        self._by_id: dict[int, Tensor] = {}
+        self._real: list[Tensor] = []
+        self.mode = FakeTensorMode(allow_non_fake_inputs=True) if fake else None
+        with untouched(model), torch.no_grad():
+            try:
+                self._run(model, example, training)
+            finally:
+                self.tracer.listening = False
+
+    def _run(self, model: nn.Module, example: Any, training: bool) -> None:
+        self.tracer.listening = True
+        names = {module: name for name, module in model.named_modules()}
+        torch.backends.mha.set_fastpath_enabled(False)
+        F.multi_head_attention_forward = multi_head_attention_forward
+        args, kwargs = arguments(example)
+        for module in names:
+            module.__dict__["training"] = training
+        self._swap(model)
+        args, kwargs = self._input(args), self._input(kwargs)
+        ops = OpRecorder(self.tracer)
+        stack: list[str] = []
+
+        def enter(module: nn.Module, _: Any) -> None:
+            stack.append(self.tracer.module)
+            self.tracer.module = names.get(module, self.tracer.module)
+
+        def leave(module: nn.Module, _: Any, __: Any) -> None:
+            if stack:
+                self.tracer.module = stack.pop()
+
+        with ExitStack() as context:
+            context.callback(register_module_forward_pre_hook(enter).remove)
+            context.callback(register_module_forward_hook(leave, always_call=True).remove)
+            if self.mode is not None:
+                context.enter_context(self.mode)
+            context.enter_context(ops)
+            context.enter_context(FunctionRecorder(self.tracer, ops))
+            context.enter_context(_unscripted())
+            context.enter_context(_uncached_einops())
+            output = model(*args, **kwargs)
+        self._outputs(output)
+
+    def _swap(self, model: nn.Module) -> None:
+        """Put stand-ins in the place of every tensor, and sizes that remember in the place of every int."""
+        for name, module in model.named_modules():
+            for kind, registered in (("parameter", module._parameters), ("buffer", module._buffers)):
+                for key, tensor in list(registered.items()):
+                    if tensor is not None:
+                        registered[key] = self._stand_in(tensor, f"{name}.{key}".lstrip("."), kind)  # type: ignore[assignment]
+
+        def change(value: Any, place: Place) -> Any:
+            if isinstance(value, Tensor):
+                return self._stand_in(value, str(place), "attribute")
+            return Size(value, Attr(place), self.tracer)
+
+        Walk(model).replace(change)
+
+    def _stand_in(self, tensor: Tensor, name: str, kind: str) -> Tensor:
+        known = self._by_id.get(id(tensor))
+        if known is None:
+            known = self._fake(tensor)
+            self._by_id[id(tensor)] = known
+            self._real.append(tensor)
+            if name not in self.values:
+                self.values[name] = Value([Atom(n) for n in tensor.shape])
+        value = self.tracer.known(known)
+        if value is None:
+            value = self.tracer.bind(known, self.values[name])
+        self.values.setdefault(name, value)
+        self.kinds.setdefault(name, kind)
+        return known
+
+    def _fake(self, tensor: Tensor) -> Tensor:
+        if self.mode is None:
+            return tensor.detach().clone()
+        if tensor.device.type == "meta":
+            with self.mode:
+                return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="cpu")
+        return self.mode.from_tensor(tensor.detach(), static_shapes=True)
+
+    def _input(self, item: Any) -> Any:
+        if isinstance(item, Tensor):
+            known = self._fake(item)
+            self.tracer.bind(known, Value([Atom(n, "a dimension of the model's input") for n in item.shape]))
+            return known
+        if isinstance(item, tuple | list):
+            parts = [self._input(part) for part in item]
+            return type(item)(*parts) if hasattr(item, "_fields") else type(item)(parts)
+        if isinstance(item, Mapping):
+            copied = {key: self._input(value) for key, value in item.items()}
+            return copied if type(item) is dict else _rebuilt(item, copied)
+        if dataclasses.is_dataclass(item) and not isinstance(item, type):
+            fields = {f.name: self._input(getattr(item, f.name)) for f in dataclasses.fields(item)}
+            return dataclasses.replace(item, **fields)
+        return item
+
+    def _outputs(self, output: Any) -> None:
+        self.outputs = list(tensors_in(output))
+        for tensor in self.outputs:
+            value = self.tracer.known(tensor)
+            if value is not None:
+                value.tie_rows()
+                for dim in value.dims:
+                    fix(dim, "a dimension of the model's output")
+
+
+def _rebuilt(item: Any, copied: dict[Any, Any]) -> Any:
+    try:
+        return type(item)(copied)
+    except TypeError:
+        return copied
+
+
+@contextmanager
+def _unscripted() -> Iterator[None]:
+    """Call the Python code behind scripted functions: TorchScript would hide what its sizes are made of."""
+    script = torch._C.ScriptFunction
+    original = script.__call__
+
+    def call(self: Any, *args: Any, **kwargs: Any) -> Any:
+        source = getattr(self, "_torchdynamo_inline", None)
+        return original(self, *args, **kwargs) if source is None else source(*args, **kwargs)
+
+    script.__call__ = call
+    try:
+        yield
+    finally:
+        script.__call__ = original
+
+
+@contextmanager
+def _uncached_einops() -> Iterator[None]:
+    """Einops remembers shapes by value; for the run it must look at each tensor's own."""
+    import sys
+
+    module = sys.modules.get("einops.einops")
+    cached = getattr(module, "_reconstruct_from_shape", None)
+    plain = getattr(module, "_reconstruct_from_shape_uncached", None)
+    if module is None or cached is None or plain is None:
+        yield
+        return
+    module._reconstruct_from_shape = plain  # type: ignore[attr-defined]
+    try:
+        yield
+    finally:
+        module._reconstruct_from_shape = cached  # type: ignore[attr-defined]

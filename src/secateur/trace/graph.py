@@ -1,0 +1,159 @@
+"""What can be cut in a model: the result of `trace`."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch import nn
+
+from secateur.axes import Atom, Layout, constant, fix, free_atoms, resolve, size_after, why_fixed
+from secateur.trace.capture import Capture
+from secateur.trace.equations import Constraint, Sizes
+from secateur.trace.held import read
+from secateur.trace.naming import name_axes
+from secateur.trace.sizes import Place
+from secateur.trace.tracer import Cost
+
+
+@dataclass(frozen=True)
+class Site:
+    """A dimension of a tensor that an axis is part of."""
+
+    tensor: str
+    dim: int
+
+    def __str__(self) -> str:
+        return f"{self.tensor}[{self.dim}]"
+
+
+@dataclass(frozen=True)
+class Axis:
+    """One thing that can be cut: `size` positions, each with its slice of every site."""
+
+    name: str
+    size: int
+    sites: tuple[Site, ...]
+    exact: bool
+    why: str
+    atom: Atom = field(repr=False, compare=False)
+
+
+@dataclass(frozen=True)
+class Blocked:
+    """A dimension of a tensor that cannot be cut, and the reason."""
+
+    tensor: str
+    dim: int
+    reason: str
+
+
+@dataclass(frozen=True, eq=False)
+class Graph:
+    """What can be cut in a model, what is tied, and what is blocked and why.
+
+    >>> import secateur as sec, torch
+    >>> net = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.ReLU(), torch.nn.Linear(8, 2))
+    >>> graph = sec.trace(net, torch.zeros(1, 4))
+    >>> [(axis.name, axis.size) for axis in graph.axes]
+    [('0 features', 8)]
+    >>> [str(site) for site in graph.axes[0].sites]
+    ['0.weight[0]', '0.bias[0]', '2.weight[1]']
+    """
+
+    axes: tuple[Axis, ...]
+    blocked: tuple[Blocked, ...]
+    unknown: Mapping[str, int]
+    ops: int
+    model: nn.Module = field(repr=False)
+    example: Any = field(repr=False)
+    layouts: Mapping[str, tuple[Layout, ...]] = field(repr=False)
+    kinds: Mapping[str, str] = field(repr=False)
+    sizes: Sizes = field(repr=False)
+    costs: tuple[Cost, ...] = field(repr=False)
+
+    @property
+    def constraints(self) -> list[Constraint]:
+        """What the counts of axes must satisfy beyond each axis's own size."""
+        return self.sizes.constraints
+
+    def macs(self, counts: Mapping[Atom, int] | None = None) -> int:
+        """Multiply-accumulates of one run on the example, when each axis keeps `counts`."""
+        total = 0
+        for cost in self.costs:
+            n = cost.factor
+            for layout in cost.layouts:
+                n *= size_after(layout, counts or {})
+            total += n
+        return total
+
+    def touched(self) -> float:
+        """The share of the parameters that some axis touches."""
+        whole = part = 0
+        for name, tensor in self.model.named_parameters():
+            whole += tensor.numel()
+            if any(free_atoms(layout) for layout in self.layouts[name]):
+                part += tensor.numel()
+        return part / whole if whole else 0.0
+
+    def __str__(self) -> str:
+        lines = [f"{len(self.axes)} axes can be cut; they touch {self.touched():.1%} of the parameters"]
+        for axis in self.axes:
+            kind = "exact" if axis.exact else f"inexact: {axis.why}"
+            lines.append(f"  {axis.name:<40} {axis.size:>6}  {len(axis.sites):>3} sites  {kind}")
+        reasons = Counter(blocked.reason for blocked in self.blocked)
+        if reasons:
+            lines.append(f"{len(self.blocked)} dimensions cannot")
+            lines += [f"  {count:>4} × {reason}" for reason, count in reasons.most_common()]
+        return "\n".join(lines)
+
+
+def build(model: nn.Module, example: Any, capture: Capture) -> Graph:
+    """Solve the sizes, find the sites of every free axis, name them."""
+    for name, value in capture.values.items():
+        if not value.used:
+            for dim in value.dims:
+                fix(dim, "not used when the model ran on the example")
+    cache: dict[Place, int] = {}
+
+    def now(place: Place) -> int:
+        if place not in cache:
+            cache[place] = int(read(model, place))
+        return cache[place]
+
+    sizes = Sizes(capture.tracer, now)
+    layouts = {name: tuple(resolve(dim) for dim in value.dims) for name, value in capture.values.items()}
+    sites: dict[Atom, list[Site]] = {}
+    blocked = []
+    for name, dims in layouts.items():
+        for i, layout in enumerate(dims):
+            free = free_atoms(layout)
+            if capture.kinds[name] == "attribute":
+                continue
+            for atom in free:
+                sites.setdefault(atom, []).append(Site(name, i))
+            if not free and layout.size > 1:
+                blocked.append(Blocked(name, i, why_fixed(layout)))
+    names = name_axes({atom: tuple((s.tensor, s.dim) for s in found) for atom, found in sites.items()}, layouts)
+    axes = tuple(
+        Axis(names[atom], atom.size, tuple(found), not atom.notes, "; ".join(atom.notes), atom)
+        for atom, found in sites.items()
+    )
+    return Graph(
+        axes=axes,
+        blocked=tuple(blocked),
+        unknown=dict(capture.tracer.unknown),
+        ops=capture.tracer.ops,
+        model=model,
+        example=example,
+        layouts=layouts,
+        kinds=dict(capture.kinds),
+        sizes=sizes,
+        costs=tuple(capture.tracer.costs),
+    )
+
+
+Progress = Callable[[str], None]
+__all__ = ["Axis", "Blocked", "Graph", "Site", "build", "constant"]

@@ -1,0 +1,267 @@
+"""Where a size comes from: an `int` that remembers, and the expressions that it remembers.
+
+While a model is traced, every int that its modules hold and every int read from a tensor's shape is a `Size`.
+It behaves as the int it is, and arithmetic on it builds an expression, so that
+
+    x.reshape(B, N, 3, self.num_heads, C // self.num_heads)
+
+is seen as [x.shape[0], x.shape[1], 3, blocks.0.attn.num_heads, x.shape[2] // blocks.0.attn.num_heads].
+After a cut each expression can be evaluated anew.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from secateur.axes import Atom, Layout, free_atoms, size_after
+
+
+@dataclass(frozen=True)
+class Place:
+    """An int that an object reachable from the model holds: `path` leads there from the model.
+
+    Path elements are attribute names (str), indices of lists and tuples (int) or keys of dicts, wrapped as `Key`.
+    """
+
+    owner: str
+    path: tuple[Any, ...]
+
+    def __str__(self) -> str:
+        text = self.owner
+        for step in self.path:
+            text += f".{step}" if isinstance(step, str) else f"[{step}]"
+        return text.lstrip(".")
+
+
+@dataclass(frozen=True)
+class Key:
+    """A key of a dict, on the path to a `Place`."""
+
+    key: Any
+
+    def __str__(self) -> str:
+        return repr(self.key)
+
+
+@dataclass(frozen=True)
+class Attr:
+    """The value that a place holds."""
+
+    place: Place
+
+    def __str__(self) -> str:
+        return str(self.place)
+
+
+@dataclass(frozen=True, eq=False)
+class Dim:
+    """The size of a tensor's dimension."""
+
+    layout: Layout
+
+    def __str__(self) -> str:
+        return f"a size of {self.layout.size}"
+
+
+@dataclass(frozen=True)
+class Lit:
+    """A number whose origin is not known: a literal in somebody's code."""
+
+    value: int
+
+    def __str__(self) -> str:
+        return str(self.value)
+
+
+@dataclass(frozen=True, eq=False)
+class Op:
+    """Arithmetic on sizes."""
+
+    symbol: str
+    left: Expr
+    right: Expr
+
+    def __str__(self) -> str:
+        return f"({self.left} {self.symbol} {self.right})"
+
+
+Expr = Attr | Dim | Lit | Op
+
+ARITHMETIC: dict[str, Callable[[int, int], int]] = {
+    "+": operator.add,
+    "-": operator.sub,
+    "*": operator.mul,
+    "//": operator.floordiv,
+    "%": operator.mod,
+    "**": operator.pow,
+}
+
+
+def evaluate(expr: Expr, counts: Mapping[Atom, int], held: Callable[[Place], int]) -> int:
+    """The value of an expression when each axis keeps `counts` and each place holds what `held` says."""
+    if isinstance(expr, Lit):
+        return expr.value
+    if isinstance(expr, Dim):
+        return size_after(expr.layout, counts)
+    if isinstance(expr, Attr):
+        return held(expr.place)
+    left, right = evaluate(expr.left, counts, held), evaluate(expr.right, counts, held)
+    return ARITHMETIC[expr.symbol](left, right)
+
+
+def parts(expr: Expr) -> Iterator[Attr | Dim | Lit]:
+    """The ends of an expression, in order."""
+    if isinstance(expr, Op):
+        yield from parts(expr.left)
+        yield from parts(expr.right)
+    else:
+        yield expr
+
+
+def places(expr: Expr) -> list[Place]:
+    """The places that an expression reads, each once."""
+    return list(dict.fromkeys(part.place for part in parts(expr) if isinstance(part, Attr)))
+
+
+def expr_atoms(expr: Expr) -> list[Atom]:
+    """The axes whose sizes an expression reads, each once, as far as they may be cut."""
+    found = (atom for part in parts(expr) if isinstance(part, Dim) for atom in free_atoms(part.layout))
+    return list(dict.fromkeys(found))
+
+
+class Listener(Protocol):
+    """What wants to know of sizes that are used in ways that arithmetic alone does not show."""
+
+    def on_value(self, expr: Expr, use: str) -> None:
+        """The size became a float: it will be used as a value."""
+
+    def on_comparison(self, symbol: str, left: Expr, right: Expr, outcome: bool) -> None:
+        """Control flow may depend on how two sizes compare."""
+
+
+COMPARISONS: dict[str, Callable[[int, int], bool]] = {
+    "==": operator.eq,
+    "!=": operator.ne,
+    "<": operator.lt,
+    "<=": operator.le,
+    ">": operator.gt,
+    ">=": operator.ge,
+}
+
+
+class Size(int):
+    """An int that remembers where it came from, as long as somebody listens."""
+
+    expr: Expr
+    listener: Listener | None
+
+    def __new__(cls, value: int, expr: Expr, listener: Listener | None) -> Size:
+        self = super().__new__(cls, value)
+        self.expr = expr
+        self.listener = listener
+        return self
+
+    def __reduce__(self) -> tuple[type[int], tuple[int]]:
+        return int, (plain(self),)
+
+    def __copy__(self) -> Size:
+        return self
+
+    def __deepcopy__(self, memo: object) -> Size:
+        return self
+
+    def __repr__(self) -> str:
+        return int.__repr__(self)
+
+    def __hash__(self) -> int:
+        return int.__hash__(self)
+
+    def __bool__(self) -> bool:
+        return int.__bool__(self)
+
+    def __float__(self) -> float:
+        return float(_as_value(self, "float()"))
+
+    def __pos__(self) -> Size:
+        return self
+
+
+def plain(value: int) -> int:
+    """The int itself, without its memory."""
+    return int.__index__(value)
+
+
+def expr_of(value: int) -> Expr:
+    """What a size argument is made of: a `Size` knows, any other int is a literal."""
+    return value.expr if isinstance(value, Size) else Lit(plain(value))
+
+
+def _as_value(size: Size, use: str) -> int:
+    if size.listener is not None:
+        size.listener.on_value(size.expr, use)
+    return plain(size)
+
+
+def _arithmetic(symbol: str, swapped: bool) -> Callable[[Size, Any], Any]:
+    compute = ARITHMETIC[symbol]
+
+    def method(self: Size, other: Any) -> Any:
+        if not isinstance(other, int):
+            if isinstance(other, float):
+                value = _as_value(self, symbol)
+                return compute(other, value) if swapped else compute(value, other)  # type: ignore[arg-type]
+            return NotImplemented
+        left, right = (other, self) if swapped else (self, other)
+        result = compute(plain(left), plain(right))
+        if isinstance(result, float):  # a negative power
+            return float(compute(plain(left), plain(right))) if _as_value(self, symbol) else result
+        if self.listener is None:
+            return result
+        return Size(result, Op(symbol, expr_of(left), expr_of(right)), self.listener)
+
+    return method
+
+
+def _comparison(symbol: str) -> Callable[[Size, Any], Any]:
+    compute = COMPARISONS[symbol]
+
+    def method(self: Size, other: Any) -> Any:
+        if not isinstance(other, int):
+            return getattr(int, _DUNDER[symbol])(self, other)
+        outcome = compute(plain(self), plain(other))
+        if self.listener is not None:
+            self.listener.on_comparison(symbol, self.expr, expr_of(other), outcome)
+        return outcome
+
+    return method
+
+
+def _true_division(swapped: bool) -> Callable[[Size, Any], Any]:
+    def method(self: Size, other: Any) -> Any:
+        if not isinstance(other, int | float):
+            return NotImplemented
+        mine = _as_value(self, "/")
+        theirs = plain(other) if isinstance(other, int) else other
+        return theirs / mine if swapped else mine / theirs
+
+    return method
+
+
+def _negative(self: Size) -> Any:
+    return _arithmetic("*", swapped=False)(self, -1)
+
+
+_DUNDER = {"==": "__eq__", "!=": "__ne__", "<": "__lt__", "<=": "__le__", ">": "__gt__", ">=": "__ge__"}
+_NAMES = {"+": "add", "-": "sub", "*": "mul", "//": "floordiv", "%": "mod", "**": "pow"}
+
+for _symbol, _name in _NAMES.items():
+    setattr(Size, f"__{_name}__", _arithmetic(_symbol, swapped=False))
+    setattr(Size, f"__r{_name}__", _arithmetic(_symbol, swapped=True))
+for _symbol, _name in _DUNDER.items():
+    setattr(Size, _name, _comparison(_symbol))
+Size.__truediv__ = _true_division(swapped=False)  # type: ignore[method-assign]
+Size.__rtruediv__ = _true_division(swapped=True)  # type: ignore[method-assign]
+Size.__neg__ = _negative  # type: ignore[method-assign]

@@ -1,0 +1,271 @@
+"""The record of one tracing run: what ops do to axes, what sizes are made of, what they cost."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from secateur.axes import Atom, Concat, Layout, constant, pieces, resolve, why_fixed
+from secateur.trace import registry
+from secateur.trace.sizes import Dim, Expr, Lit, Size, expr_of, plain
+from secateur.trace.value import Call, Value
+
+_OWN = str(Path(__file__).parents[1])
+_TORCH = str(Path(torch.__file__).parent)
+_KEY = "_secateur_value"
+_TAKES_ROWS = {torch.ops.aten.select.int, torch.ops.aten.unbind.int}
+
+
+@dataclass(frozen=True)
+class Equation:
+    """After any cut, `expr` must come out as the size of `layout`."""
+
+    expr: Expr
+    layout: Layout
+    where: str
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """After any cut, the comparison must come out as it did, or the model takes another branch."""
+
+    symbol: str
+    left: Expr
+    right: Expr
+    outcome: bool
+    where: str
+
+
+@dataclass(frozen=True)
+class ValueUse:
+    """A size that was used as a number: what it counts can be cut, but not exactly."""
+
+    expr: Expr
+    use: str
+    where: str
+
+
+@dataclass(frozen=True)
+class Cost:
+    """`factor` × the product of the sizes of `layouts` multiply-accumulates, spent in `module`."""
+
+    module: str
+    op: str
+    factor: int
+    layouts: tuple[Layout, ...]
+
+
+@dataclass
+class Tracer:
+    """Collects everything. It never touches the model."""
+
+    equations: list[Equation] = field(default_factory=list)
+    comparisons: list[Comparison] = field(default_factory=list)
+    value_uses: list[ValueUse] = field(default_factory=list)
+    costs: list[Cost] = field(default_factory=list)
+    unknown: dict[str, int] = field(default_factory=dict)
+    group_axis: Layout | None = None  # what the last op's `groups` counts
+    repeats: tuple[Layout | None, ...] = ()  # what the last op's repeat counts count
+    pads: tuple[Layout | None, ...] = ()  # what the last op's pad widths count
+    ops: int = 0
+    module: str = ""
+    listening: bool = True
+
+    # tensors ---------------------------------------------------------------------------------------------
+
+    def value(self, tensor: Tensor) -> Value:
+        """What is known of a tensor; one never seen before is somebody's constant."""
+        known = tensor.__dict__.get(_KEY)
+        if known is None:
+            reason = "a tensor made outside of the model's parameters and buffers"
+            known = self.bind(tensor, Value([Atom(n, reason) for n in tensor.shape]))
+        known.used = True
+        return known
+
+    def known(self, tensor: Any) -> Value | None:
+        """The value of a tensor, if it has one that still fits it."""
+        found = tensor.__dict__.get(_KEY) if isinstance(tensor, Tensor) else None
+        return found if found is not None and len(found.dims) == tensor.ndim else None
+
+    def bind(self, tensor: Tensor, value: Value) -> Value:
+        tensor.__dict__[_KEY] = value
+        return value
+
+    # ops -------------------------------------------------------------------------------------------------
+
+    def record(self, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> None:
+        """Apply the rule of one op that has just run."""
+        self.ops += 1
+        outs = [o for o in (out if isinstance(out, tuple | list) else (out,))]
+        tensors = [o for o in outs if isinstance(o, Tensor)]
+        if not tensors and not _mutates(op):
+            return
+        flat = [a for a in _tensors(args) + _tensors(list(kwargs.values()))]
+        values = [self.value(t) for t in flat]
+        if not registry.creates(op) and all(v.constant() for v in values):
+            reason = next((why_fixed(d) for v in values for d in v.dims), _op_name(op))
+            for tensor in tensors:
+                if self.known(tensor) is None or not any(tensor is t for t in flat):
+                    self.bind(tensor, Value([Atom(n, reason) for n in tensor.shape]))
+            return
+        call = Call(self, op, [tuple(t.shape) for t in tensors])
+        found = registry.rule_for(op)
+        if found is None:
+            self.unknown[str(op)] = self.unknown.get(str(op), 0) + 1
+            call.opaque(*values, reason="no rule for this op")
+            result: Any = None
+        else:
+            rows = op in _TAKES_ROWS
+            result = found(call, *self._lift(args, rows), **{k: self._lift(v) for k, v in kwargs.items()})
+        self._store(op, args, tensors, result, call)
+
+    def run_function_rule(self, rule: Any, func: Any, args: Any, kwargs: dict[str, Any], out: Any) -> None:
+        """Apply the rule of a torch function that has just run as a whole."""
+        tensors = _tensors(out if isinstance(out, tuple | list) else (out,))
+        call = Call(self, func, [tuple(t.shape) for t in tensors])
+        call.name = func.__name__
+        result = rule(call, *self._lift(args), **{k: self._lift(v) for k, v in kwargs.items()})
+        for tensor, value in zip(tensors, result if isinstance(result, list) else [result], strict=True):
+            if value.shape != tuple(tensor.shape):
+                raise AssertionError(f"the rule of {call.name} made {value.shape}, it is {tuple(tensor.shape)}")
+            self.bind(tensor, value)
+
+    def _lift(self, item: Any, rows: bool = False) -> Any:
+        if isinstance(item, Tensor):
+            value = self.value(item)
+            if value.rows is not None and not rows:
+                value.tie_rows()
+            return value
+        if isinstance(item, list | tuple):
+            return [self._lift(i, rows) for i in item]
+        return item
+
+    def _store(self, op: Any, args: tuple[Any, ...], tensors: list[Tensor], result: Any, call: Call) -> None:
+        results = list(result) if isinstance(result, list | tuple) else [result]
+        if result is not None and len(results) < len(tensors):
+            results += [None] * (len(tensors) - len(results))
+        returns = op._schema.returns
+        for i, tensor in enumerate(tensors):
+            value = results[i] if result is not None else None
+            if value is None:
+                value = Value([call.fixed(n) for n in tensor.shape])
+            info = returns[min(i, len(returns) - 1)].alias_info if returns else None
+            if info is not None and args and isinstance(args[0], Tensor):
+                base = self.value(args[0])
+                if info.is_write and not all(value.zero):
+                    base.storage.dirty = True
+                value.storage = base.storage
+            if value.shape != tuple(tensor.shape):
+                raise AssertionError(f"the rule of {op} made {value.shape}, the op {tuple(tensor.shape)}")
+            self.bind(tensor, value)
+
+    def cost(self, call: Call, *layouts: Layout, factor: int = 1) -> None:
+        self.costs.append(Cost(self.module, call.name, factor, tuple(layouts)))
+
+    # sizes -----------------------------------------------------------------------------------------------
+
+    def shape_of(self, tensor: Tensor, shape: torch.Size) -> torch.Size:
+        """The shape of a tensor, as sizes that remember their dimension."""
+        value = self.known(tensor)
+        if value is None:
+            return shape
+        return torch.Size([Size(n, Dim(dim), self) for n, dim in zip(shape, value.dims, strict=True)])
+
+    def expect(self, size: Any, layout: Layout) -> None:
+        """A size argument that must be the size of a layout, now and after any cut."""
+        layout = resolve(layout)
+        if not isinstance(size, int) or plain(size) == -1:
+            return
+        expr = expr_of(size)
+        if constant(layout) and isinstance(expr, Lit):
+            return
+        if isinstance(expr, Dim) and resolve(expr.layout) is layout:
+            return
+        self.equations.append(Equation(expr, layout, self.where()))
+
+    def expect_slice(
+        self, x: Tensor, out: Any, dim: int, out_dim: int, start: Any, stop: Any, step: Any = None
+    ) -> None:
+        """Bounds of a slice: the sizes of the pieces before, inside and after it."""
+        value = self.known(x)
+        if value is None or constant(resolve(value.dims[dim])):
+            return
+        layout = value.dims[dim]
+        n = layout.size
+        if step not in (None, 1):
+            if start is not None and start >= 0:
+                self.pin(start, "the phase of a stride")
+            return
+        begin = 0 if start is None else min(max(plain(start) + n if start < 0 else plain(start), 0), n)
+        end = n if stop is None else min(max(plain(stop) + n if stop < 0 else plain(stop), begin), n)
+        before, inside, after = pieces(layout, [begin, end - begin, n - end])
+        if start is not None:
+            if plain(start) >= 0:
+                self.expect_clipped(start, before, n)
+            else:
+                self.expect_clipped(-start, Concat((inside, after)), n)
+        if stop is not None:
+            if plain(stop) >= 0:
+                self.expect_clipped(stop, Concat((before, inside)), n)
+            else:
+                self.expect_clipped(-stop, after, n)
+
+    def expect_clipped(self, bound: int, layout: Layout, n: int) -> None:
+        """A slice bound; one beyond the end means the end, wherever that is."""
+        if plain(bound) == 0 or (plain(bound) > n and not isinstance(bound, Size)):
+            return
+        if plain(bound) > n:
+            self.pin(bound, "a bound beyond the end")
+            return
+        self.expect(bound, layout)
+
+    def pin(self, size: Any, why: str) -> None:
+        """A size whose value must not change."""
+        if isinstance(size, Size):
+            where = self.where()
+            self.equations.append(Equation(size.expr, Atom(plain(size), f"{why} ({where})"), where))
+
+    def equal_counts(self, a: Layout, b: Layout, where: str) -> None:
+        """Two layouts must keep equally many positions, whichever they are."""
+        self.equations.append(Equation(Dim(a), b, where))
+
+    def on_value(self, expr: Expr, use: str) -> None:
+        if self.listening:
+            self.value_uses.append(ValueUse(expr, use, self.where()))
+
+    def on_comparison(self, symbol: str, left: Expr, right: Expr, outcome: bool) -> None:
+        if self.listening:
+            self.comparisons.append(Comparison(symbol, left, right, outcome, self.where()))
+
+    def where(self) -> str:
+        """File and line of the innermost frame that is neither torch's nor ours."""
+        frame = sys._getframe(1)
+        while frame is not None:
+            name = frame.f_code.co_filename
+            if not name.startswith((_OWN, _TORCH, "<")):
+                return f"{Path(name).name}:{frame.f_lineno}"
+            frame = frame.f_back  # type: ignore[assignment]
+        return ""
+
+
+def _tensors(items: Any) -> list[Tensor]:
+    found: list[Tensor] = []
+    for item in items:
+        if isinstance(item, Tensor):
+            found.append(item)
+        elif isinstance(item, list | tuple):
+            found += _tensors(item)
+    return found
+
+
+def _mutates(op: Any) -> bool:
+    return op._schema.is_mutable
+
+
+def _op_name(op: Any) -> str:
+    return str(op).removeprefix("aten.").partition(".")[0]

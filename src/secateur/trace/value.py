@@ -1,0 +1,118 @@
+"""What is known of a tensor during the tracing run, and of one op that makes tensors from tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from secateur.axes import Atom, Layout, constant, fix, note, resolve, unify
+
+if TYPE_CHECKING:
+    from secateur.trace.tracer import Tracer
+
+
+class Storage:
+    """Shared by a tensor and its views: whether anything written into it may be non-zero at removed positions."""
+
+    __slots__ = ("dirty",)
+
+    def __init__(self) -> None:
+        self.dirty = False
+
+
+class Value:
+    """A tensor: the layout of each dimension, and along which ones removed positions are known to hold zeros."""
+
+    __slots__ = ("_constant", "alike", "dims", "rows", "storage", "used", "zero")
+
+    def __init__(self, dims: Iterable[Layout], zero: Iterable[bool] | bool = True, alike: bool = False) -> None:
+        self.dims = tuple(dims)
+        self.alike = alike  # every element is the same, or drawn the same way
+        self.rows: list[Layout] | None = None  # the last dimension of each row, while rows are not tied together
+        self.zero = (zero,) * len(self.dims) if isinstance(zero, bool) else tuple(zero)
+        self.storage = Storage()
+        self._constant = False
+        self.used = False
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return tuple(dim.size for dim in self.dims)
+
+    def is_zero(self, dim: int) -> bool:
+        """Whether the tensor is zero at the removed positions of a dimension."""
+        return self.zero[dim] and not self.storage.dirty
+
+    def tie_rows(self) -> None:
+        """The rows are used together: their last dimensions are one."""
+        rows, self.rows = self.rows or (), None
+        for row in rows:
+            unify(self.dims[-1], row)
+
+    def constant(self) -> bool:
+        """Whether no dimension can be cut. Once true it stays true."""
+        if not self._constant:
+            self._constant = all(constant(resolve(dim)) for dim in self.dims)
+        return self._constant
+
+
+class Call:
+    """One op of the tracing run, as a rule sees it."""
+
+    __slots__ = ("name", "op", "outs", "tracer")
+
+    def __init__(self, tracer: Tracer, op: Any, outs: Sequence[tuple[int, ...]]) -> None:
+        self.tracer = tracer
+        self.op = op
+        self.name = str(op).removeprefix("aten.").partition(".")[0]
+        self.outs = outs  # the shapes of the outputs
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self.outs[0]
+
+    def fixed(self, size: int, reason: str = "") -> Atom:
+        """A dimension that no cut can change."""
+        return Atom(size, reason or self.name)
+
+    def fix(self, layout: Layout, reason: str) -> None:
+        if not constant(resolve(layout)):
+            fix(layout, self.reason(reason))
+
+    def note(self, layout: Layout, reason: str) -> None:
+        """Cutting this is not exact."""
+        if not constant(resolve(layout)):
+            note(layout, self.reason(reason))
+
+    def reason(self, text: str) -> str:
+        where = self.tracer.where()
+        return f"{self.name}: {text}" + (f" ({where})" if where else "")
+
+    def opaque(self, *values: Value, reason: str) -> None:
+        """Fix everything: what happens to positions is not expressible."""
+        for value in values:
+            for dim in value.dims:
+                self.fix(dim, reason)
+
+    def contract(self, a: Value, i: int, b: Value, j: int) -> None:
+        """Sum over a dimension of the products of a and b along it."""
+        unify(a.dims[i], b.dims[j])
+        if not (a.is_zero(i) or b.is_zero(j)):
+            self.note(a.dims[i], "sums over removed positions that are not zero")
+
+    def reduce(self, x: Value, i: int, needs_zero: bool = True) -> None:
+        """Reduce a dimension; exact when removed positions are zero and the reduction ignores zeros."""
+        if not needs_zero:
+            self.note(x.dims[i], "takes a statistic over it")
+        elif not x.is_zero(i):
+            self.note(x.dims[i], "sums over removed positions that are not zero")
+
+    def broadcast(self, *values: Value) -> tuple[Layout, ...]:
+        """The layouts of the elementwise result of values, each aligned to the right."""
+        dims: list[Layout] = []
+        for back in range(-len(self.shape), 0):
+            size = self.shape[back]
+            same = [v.dims[back] for v in values if len(v.dims) >= -back and v.dims[back].size == size]
+            for other in same[1:]:
+                unify(same[0], other)
+            dims.append(same[0] if same else self.fixed(size))
+        return tuple(dims)
