@@ -187,6 +187,13 @@ def test_rows_are_masked_by_one_pruner_at_a_time(unchanged: Any) -> None:
     second.prepare(model, [{"tensor_fqn": "4.weight"}, {"tensor_fqn": "0.weight"}])
 
 
+def test_a_bias_that_cannot_be_moved_is_an_error(unchanged: Any) -> None:
+    model = make_model()
+    nn.utils.parametrize.register_parametrization(model[0], "bias", nn.Identity())
+    with unchanged(model), pytest.raises(SecateurError, match=r"0\.weight.*cannot be attached"):
+        SecondRow({}).prepare(model, [{"tensor_fqn": "4.weight"}, {"tensor_fqn": "0.weight"}])
+
+
 def test_a_deep_copy_of_a_prepared_model_has_hooks_of_its_own() -> None:
     model = make_model()
     pruner = SecondRow({})

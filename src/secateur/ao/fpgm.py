@@ -10,7 +10,7 @@ from secateur.ao.rows import RowPruner
 from secateur.errors import SparsifierNotImplementedError
 
 # Rows whose distances to all others are held at once: the memory needed is this many times the rows.
-_CHUNK = 256
+_CHUNK = 128
 
 
 class FPGMPruner(RowPruner):

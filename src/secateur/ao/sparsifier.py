@@ -187,11 +187,11 @@ class BaseSparsifier(Hooks, abc.ABC):
         try:
             parametrization = group.get("parametrization", self._parametrization)(mask)
             parametrize.register_parametrization(module, name, parametrization)
+            self._attach_bias(group, parametrization)
         except SparsifierError as error:
             raise type(error)(f"{fqn}: {error}") from error
         except Exception as error:
             raise SparsifierValueError(f"{fqn}: the mask cannot be attached: {error}") from error
-        self._attach_bias(group, parametrization)
         return getattr(parametrization, "mask", mask)
 
     # -- making masks final ----------------------------------------------------------------------------------

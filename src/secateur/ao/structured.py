@@ -58,11 +58,15 @@ class BaseStructuredSparsifier(BaseSparsifier):
     def _before_removal(self) -> None:
         """Called before rows are removed."""
 
+    def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True) -> None:
+        """Take over a saved state, as every sparsifier does; `"prune_bias"` is part of it."""
+        super().load_state_dict(state_dict, strict)
+        for group in self.groups:
+            for hook in _bias_hooks(group).values():
+                hook.prune_bias = group["module"].prune_bias = group.get("prune_bias", True)
+
     def _check_tensor(self, group: Group) -> None:
-        module, name = group["module"], group["tensor_name"]
-        if parametrize.is_parametrized(module, name) and any(
-            isinstance(p, FakeStructuredSparsity) for p in module.parametrizations[name]
-        ):
+        if _has_row_mask(group["module"], group["tensor_name"]):
             raise SparsifierAssertionError(
                 f"{group['tensor_fqn']}: its rows are masked already by another pruner; "
                 "call prune() or squash_mask() on that first"
@@ -85,16 +89,19 @@ class BaseStructuredSparsifier(BaseSparsifier):
 
     def _detach_bias(self, group: Group) -> None:
         module = group["module"]
-        hooks = {key: hook for key, hook in module._forward_hooks.items() if isinstance(hook, BiasHook)}
-        if group["tensor_name"] != "weight":
-            return
-        for key, hook in hooks.items():
+        for key, hook in _bias_hooks(group).items():
             bias = module._bias
             if hook.prune_bias:
                 bias.data = bias.data * hook.param.mask
             del module._forward_hooks[key], module._bias, module.prune_bias
             module.bias = bias
-        squash_shared(module, "bias")
+        if group["tensor_name"] == "weight":
+            squash_shared(module, "bias")
+
+
+def _bias_hooks(group: Group) -> dict[int, BiasHook]:
+    hooks = group["module"]._forward_hooks if group["tensor_name"] == "weight" else {}
+    return {key: hook for key, hook in hooks.items() if isinstance(hook, BiasHook)}
 
 
 def _is_called(module: nn.Module) -> bool:
@@ -108,5 +115,10 @@ def _is_called(module: nn.Module) -> bool:
 
 def squash_shared(module: nn.Module, name: str) -> None:
     """Make a row mask final that a tensor shares with the weight whose rows it follows."""
-    if parametrize.is_parametrized(module, name):
+    if _has_row_mask(module, name):
         parametrize.remove_parametrizations(module, name, leave_parametrized=True)
+
+
+def _has_row_mask(module: nn.Module, name: str) -> bool:
+    stack: Any = module.parametrizations[name] if parametrize.is_parametrized(module, name) else ()  # type: ignore[index]
+    return any(isinstance(p, FakeStructuredSparsity) for p in stack)

@@ -110,7 +110,7 @@ def multi_head_attention_forward(
     extra = k.shape[2] - key.shape[0]
     mask = _mask(attn_mask, key_padding_mask, num_heads, q, extra, is_causal and key_padding_mask is None)
     if scale is None:
-        scale = 1.0 / math.sqrt(int(q.shape[-1]))
+        scale = 1.0 / math.sqrt(int.__index__(q.shape[-1]))
     scores = (q * scale) @ k.transpose(-2, -1)
     attention = torch.softmax(scores if mask is None else scores + mask, dim=-1)
     attention = F.dropout(attention, dropout_p, training)

@@ -38,7 +38,12 @@ class Plan:
     kept: Mapping[str, Mapping[int, tuple[int, ...]]]
     shapes: Mapping[str, tuple[int, ...]]
     attributes: tuple[tuple[Place, int, int], ...]
+    held: tuple[tuple[Place, Mapping[int, tuple[int, ...]]], ...] = ()  # tensors in plain attributes
     example: Any = field(default=None, repr=False, compare=False)
+
+    def every_kept(self) -> dict[str, Mapping[int, tuple[int, ...]]]:
+        """What stays of each tensor, those in plain attributes too."""
+        return {**self.kept, **{str(place): dims for place, dims in self.held}}
 
     @property
     def keep(self) -> dict[str, dict[int, Tensor]]:
@@ -84,7 +89,9 @@ def plan(
     attributes = tuple(
         (place, graph.sizes.held(place, {}), value) for place, value in graph.sizes.changed_places(final).items()
     )
-    return Plan(tuple(axes), kept, shapes, attributes, graph.example)
+    held = tuple((graph.places[name], kept.pop(name)) for name in list(kept) if graph.kinds[name] == "attribute")
+    shapes = {name: shape for name, shape in shapes.items() if name in kept}
+    return Plan(tuple(axes), kept, shapes, attributes, held, graph.example)
 
 
 __all__ = ["Axis", "AxisPlan", "Plan", "plan"]

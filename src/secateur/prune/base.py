@@ -11,7 +11,7 @@ from torch.nn.utils import prune as torch_prune
 from secateur.errors import PruneAttributeError, PruneTypeError, PruneValueError
 from secateur.prune.checks import check_no_nan, check_scores, located, place
 from secateur.prune.combine import combine, drop_of
-from secateur.prune.masked import Made, make
+from secateur.prune.masked import holds, make
 from secateur.prune.selection import Segment
 from secateur.prune.state import Site, all_or_nothing, install
 
@@ -37,15 +37,13 @@ class BasePruningMethod(ABC):
     """
 
     _tensor_name: str
-    _made: Made | None = None
 
     def __call__(self, module: nn.Module, inputs: Any) -> None:
         """Bring the masked weight up to date, if the weight or its mask were touched since it was made."""
         if torch.compiler.is_compiling() or torch._C._get_tracing_state() is not None:
             setattr(module, self._tensor_name, self.apply_mask(module))
             return
-        made = self._made
-        if made is None or not made.holds(module, self._tensor_name):
+        if not holds(module, self._tensor_name):
             self._refresh(module)
 
     @abstractmethod
@@ -129,7 +127,6 @@ class BasePruningMethod(ABC):
             del module._buffers[name + "_mask"]
             setattr(module, name, orig)
             orig.data = weight
-        self._made = None
 
     def _on_top_of(self, hook: Any) -> "BasePruningMethod":
         """This method if there is no `hook` yet; otherwise a container of what the hook does and this."""
@@ -155,13 +152,9 @@ class BasePruningMethod(ABC):
         return check_scores(mask, orig, "the computed mask").detach().to(dtype=orig.dtype)
 
     def _refresh(self, module: nn.Module) -> None:
-        made = None
-        if type(self).apply_mask is BasePruningMethod.apply_mask:
-            weight, made = make(*self._sources(module))
-        else:
-            weight = self.apply_mask(module)
+        standard = type(self).apply_mask is BasePruningMethod.apply_mask
+        weight = make(*self._sources(module)) if standard else self.apply_mask(module)
         setattr(module, self._tensor_name, weight)
-        self._made = made
 
     def _sources(self, module: nn.Module) -> tuple[Tensor, Tensor]:
         name = getattr(self, "_tensor_name", None)
@@ -171,9 +164,6 @@ class BasePruningMethod(ABC):
                 f"{type(self).__name__} is not applied to this {type(module).__name__}; call apply() first"
             )
         return orig, mask
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {key: value for key, value in self.__dict__.items() if key != "_made"}
 
 
 class PruningContainer(BasePruningMethod):

@@ -11,18 +11,21 @@ from secateur.prune.selection import Segment
 
 Drop = Callable[[Any, Sequence[Segment]], None]
 
-# Methods that can work on several tensors in place, by the function that defines what they do: a subclass
-# that overrides `compute_mask` is not among them, and goes the general way.
+# Methods that can write masks in place, by the function that defines what they do: a subclass that overrides
+# `compute_mask` is not among them, and goes the general way.
 _DROPS: dict[Any, Drop] = {}
 
 
 def in_place(compute_mask: Any, drop: Drop) -> None:
-    """Let methods defined by `compute_mask` work on segments, through `drop`."""
+    """Let methods defined by `compute_mask` write the masks of segments through `drop`.
+
+    Unstructured methods take several segments as one, fresh or not; structured ones only fresh ones, singly.
+    """
     _DROPS[compute_mask] = drop
 
 
 def drop_of(method: Any) -> Drop | None:
-    """How `method` works on segments, if it can."""
+    """How `method` writes masks in place, if it can."""
     return _DROPS.get(type(method).compute_mask)
 
 

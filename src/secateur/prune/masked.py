@@ -1,7 +1,6 @@
 """The masked weight that a pruned module computes with: made once, and again only when it has to be."""
 
 import copy
-import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -11,7 +10,9 @@ import torch
 from torch import Tensor, nn
 
 from secateur.errors import PruneRuntimeError
-from secateur.prune.watch import Stamp, unchanged, watch
+from secateur.prune.watch import Stamp, ordinary, unchanged, watch
+
+_MADE = "_secateur_made"
 
 
 class _Multiply(torch.autograd.Function):
@@ -63,39 +64,47 @@ def _reduced(orig: Tensor, mask: Tensor, grad: bool, protocol: int) -> tuple[Cal
 
 
 @dataclass(frozen=True)
-class Made:
-    """A masked weight, and the evidence by which it is still the right one."""
+class _Made:
+    """The evidence by which a masked weight is still the right one; it lives on that weight."""
 
-    weight: weakref.ref[Tensor]
-    orig: weakref.ref[Tensor]
+    orig: Tensor
     grad: bool
-    stamps: tuple[Stamp, Stamp, Stamp]
-
-    def holds(self, module: nn.Module, name: str) -> bool:
-        """Whether `module` still has this weight and nothing that it depends on was touched."""
-        weight: Tensor | None = module.__dict__.get(name)
-        orig = module._parameters.get(name + "_orig")
-        mask = module._buffers.get(name + "_mask")
-        if weight is None or orig is None or mask is None:
-            return False
-        return (
-            self.weight() is weight
-            and self.orig() is orig
-            and self.grad == (orig.requires_grad and torch.is_grad_enabled())
-            and unchanged(orig, self.stamps[0])
-            and unchanged(mask, self.stamps[1])
-            and unchanged(weight, self.stamps[2])
-        )
+    stamps: tuple[Stamp | None, Stamp | None, Stamp | None]
 
 
-def make(orig: Tensor, mask: Tensor) -> tuple[Tensor, Made | None]:
-    """The masked weight for the current grad mode; with evidence, if all it depends on can be watched."""
-    stamps = (watch(orig), watch(mask))
-    if stamps[0] is None or stamps[1] is None:
-        return mask.to(dtype=orig.dtype) * orig, None
+def make(orig: Tensor, mask: Tensor) -> Tensor:
+    """The masked weight for the current grad mode, to be asked about with `holds` later."""
+    if not (ordinary(orig) and ordinary(mask)):
+        return mask.to(dtype=orig.dtype) * orig
     grad = orig.requires_grad and torch.is_grad_enabled()
     weight = masked(orig, mask, grad)
-    stamp = watch(weight)
-    if stamp is None:
-        return weight, None
-    return weight, Made(weakref.ref(weight), weakref.ref(orig), grad, (stamps[0], stamps[1], stamp))
+    stamps = (watch(orig), watch(mask), watch(weight))
+    if None not in stamps:
+        vars(weight)[_MADE] = _Made(orig, grad, stamps)
+    return weight
+
+
+def holds(module: nn.Module, name: str) -> bool:
+    """Whether the masked weight that `module` has is up to date: nothing that it depends on was touched.
+
+    >>> from secateur import prune
+    >>> layer = prune.identity(nn.Linear(1, 1), "weight")
+    >>> holds(layer, "weight")
+    True
+    >>> _ = layer.weight_orig.data.zero_()
+    >>> holds(layer, "weight")
+    False
+    """
+    weight: Tensor | None = module.__dict__.get(name)
+    orig, mask = module._parameters.get(name + "_orig"), module._buffers.get(name + "_mask")
+    if weight is None or orig is None or mask is None:
+        return False
+    made: _Made | None = vars(weight).get(_MADE)
+    return (
+        made is not None
+        and made.orig is orig
+        and made.grad == (orig.requires_grad and torch.is_grad_enabled())
+        and unchanged(orig, made.stamps[0])
+        and unchanged(mask, made.stamps[1])
+        and unchanged(weight, made.stamps[2])
+    )

@@ -219,11 +219,20 @@ def _anywhere(drop: Drop, method: BasePruningMethod, t: Tensor, default_mask: Te
 
 
 def _drop_channels(method: RandomStructured | LnStructured, t: Tensor, default_mask: Tensor) -> Tensor:
+    return default_mask.to(dtype=t.dtype) * _kept_channels(method, t)
+
+
+def _drop_channels_afresh(method: RandomStructured | LnStructured, segments: Sequence[Segment]) -> None:
+    for segment in segments:
+        segment.mask.copy_(_kept_channels(method, segment.scores))
+
+
+def _kept_channels(method: RandomStructured | LnStructured, t: Tensor) -> Tensor:
     _validate_structured_pruning(t)
     _validate_pruning_dim(t, method.dim)
     count = count_to_prune(method.amount, t.shape[method.dim])
     lowest = method._rank_channels(t, normalized=False).argsort(stable=True)[:count]
-    return default_mask.to(dtype=t.dtype) * channel_mask(t, method.dim, lowest)
+    return channel_mask(t, method.dim, lowest)
 
 
 def channel_mask(t: Tensor, dim: int, dropped: Tensor) -> Tensor:
@@ -241,6 +250,8 @@ def channel_mask(t: Tensor, dim: int, dropped: Tensor) -> Tensor:
 
 in_place(L1Unstructured.compute_mask, _drop_smallest)
 in_place(RandomUnstructured.compute_mask, _drop_random)
+in_place(RandomStructured.compute_mask, _drop_channels_afresh)
+in_place(LnStructured.compute_mask, _drop_channels_afresh)
 
 for _method in (Identity, RandomUnstructured, L1Unstructured, RandomStructured, LnStructured, CustomFromMask):
     getattr(torch_prune, _method.__name__).register(_method)  # accepted wherever torch's own is checked for

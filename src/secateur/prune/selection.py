@@ -72,7 +72,7 @@ def _write(keys: Tensor, mask: Tensor, fresh: bool, threshold: int, ties: int) -
     if fresh:
         torch.gt(keys, border, out=mask)
     else:
-        mask.masked_fill_(keys <= border, 0)
+        mask.mul_(torch.gt(keys, border, out=torch.empty_like(mask)))
     if tied > ties > 0:
         mask[(keys == threshold).nonzero()[:ties, 0]] = 0
     return min(tied, ties)
@@ -106,9 +106,11 @@ def _chunks(segments: Sequence[Segment], dtype: torch.dtype) -> Iterator[tuple[T
         scores, mask = segment.flat()
         for start in range(0, mask.numel(), CHUNK):
             part = mask[start : start + CHUNK]
-            keys = _keys(_magnitudes_of_complex(scores[start : start + CHUNK]).to(dtype))
-            if not segment.fresh:
-                keys.masked_fill_(part != 1, torch.iinfo(keys.dtype).max)
+            chunk = scores[start : start + CHUNK]
+            keys = _keys((chunk.abs() if chunk.is_complex() else chunk).to(dtype))
+            if not segment.fresh:  # all bits of what takes no part, which is much faster than a masked fill
+                keys |= torch.ne(part, 1, out=torch.empty_like(keys)).neg_()
+                keys &= torch.iinfo(keys.dtype).max
             yield keys, part, segment.fresh
 
 
@@ -119,10 +121,6 @@ def _keys(scores: Tensor) -> Tensor:
         return scores.view(key) & torch.iinfo(key).max
     most = torch.iinfo(torch.int64).max - 1
     return scores.clamp(-most, most).abs()
-
-
-def _magnitudes_of_complex(scores: Tensor) -> Tensor:
-    return scores.abs() if scores.is_complex() else scores
 
 
 def _key_dtype(dtype: torch.dtype) -> torch.dtype:

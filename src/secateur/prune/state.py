@@ -11,6 +11,7 @@ from torch.nn.utils import prune as torch_prune
 
 from secateur.errors import PruneAssertionError, PruneParameterError
 from secateur.prune.checks import check_module, check_parameter
+from secateur.prune.masked import holds
 
 
 @dataclass(frozen=True, eq=False)
@@ -43,8 +44,7 @@ class Site:
         """The values that the module computes with now."""
         if self.mask is None:
             return self.orig.detach()
-        made = getattr(self.hook, "_made", None)
-        if made is not None and made.holds(self.module, self.name):
+        if holds(self.module, self.name):
             return self.module.__dict__[self.name].detach()
         with torch.no_grad():
             return self.mask.to(dtype=self.orig.dtype) * self.orig

@@ -26,6 +26,11 @@ class Stamp:
     __slots__ = ()
 
 
+def ordinary(tensor: Tensor) -> bool:
+    """Whether `tensor` is plain data: not fake nor of another subclass, not inside a function transform."""
+    return type(tensor) in _PLAIN and _functorch_level() is None
+
+
 def watch(tensor: Tensor) -> Stamp | None:
     """Start to watch `tensor` for writes; None if it cannot be watched.
 
@@ -37,9 +42,7 @@ def watch(tensor: Tensor) -> Stamp | None:
     >>> unchanged(t, stamp)
     False
     """
-    if _lazy_clone is None or _is_marked is None or type(tensor) not in _PLAIN:
-        return None
-    if _functorch_level() is not None:
+    if _lazy_clone is None or _is_marked is None or not ordinary(tensor):
         return None
     try:
         attributes = tensor.untyped_storage().__dict__
@@ -53,8 +56,8 @@ def watch(tensor: Tensor) -> Stamp | None:
     return stamp if _is_marked(tensor) else None
 
 
-def unchanged(tensor: Tensor, stamp: Stamp) -> bool:
+def unchanged(tensor: Tensor, stamp: Stamp | None) -> bool:
     """Whether nothing has had the chance to write to `tensor` since `watch` returned `stamp`."""
     if _is_marked is None or type(tensor) not in _PLAIN or not _is_marked(tensor):
         return False
-    return tensor.untyped_storage().__dict__.get(_KEY) is stamp
+    return stamp is not None and tensor.untyped_storage().__dict__.get(_KEY) is stamp

@@ -34,6 +34,9 @@ def trace(model: nn.Module, example: Any) -> Graph:
     model = unwrap(model)
     if not any(True for _ in model.parameters()):
         raise TraceError(f"{type(model).__name__} has no parameters, so there is nothing to cut")
+    for name, module in model.named_modules():
+        if isinstance(module, torch.jit.ScriptModule):
+            raise TraceError(f"{name or 'the model'} is TorchScript, whose code cannot be followed; trace the original")
     capture = _capture(model, example, training=False, into=None)
     if any(not value.used for name, value in capture.values.items() if capture.kinds[name] == "parameter"):
         with contextlib.suppress(TraceError):  # some models cannot train on one example; eval is what counts
@@ -58,11 +61,15 @@ def _capture(model: nn.Module, example: Any, *, training: bool, into: Capture | 
     """A run on fake tensors or, where that fails, on copies of the real ones."""
     try:
         return Capture(model, example, fake=True, training=training, into=into)
+    except TraceError:
+        raise
     except Exception as fake_error:  # any code of the user's may run here
         if any(tensor.is_meta for tensor in model.parameters()):
             raise TraceError(_story(model, fake_error)) from fake_error
     try:
         return Capture(model, example, fake=False, training=training, into=into)
+    except TraceError:
+        raise
     except Exception as error:
         raise TraceError(_story(model, error)) from error
 

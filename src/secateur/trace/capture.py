@@ -13,22 +13,26 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch._C._functorch import is_functorch_wrapped_tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 from torch.overrides import TorchFunctionMode, redispatch_function
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from secateur.axes import Atom, fix
+from secateur.errors import TraceError
 from secateur.nn.attention import multi_head_attention_forward
 from secateur.trace import registry
 from secateur.trace import rules as rules  # registers them
 from secateur.trace import signatures as signatures  # registers them
 from secateur.trace.held import Snapshot, Walk
 from secateur.trace.sizes import Attr, Dim, Op, Place, Size
-from secateur.trace.tracer import Tracer
+from secateur.trace.tracer import Tracer, tensors_among
 from secateur.trace.value import Value
 
 _SHAPE = Tensor.shape.__get__  # type: ignore[attr-defined]
+_COUNTS = {Tensor.numel, Tensor.nelement, torch.numel}
+_READS = {Tensor.tolist, Tensor.numpy, Tensor.__array__}
 
 
 class OpRecorder(TorchDispatchMode):
@@ -38,12 +42,13 @@ class OpRecorder(TorchDispatchMode):
         super().__init__()
         self.tracer = tracer
         self.suspended = False
+        self.seen = False  # whether the torch function that leads to the present ops, with its sizes, was seen
 
     def __torch_dispatch__(self, func: Any, _types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         out = func(*args, **kwargs)
         if not self.suspended and isinstance(func, torch._ops.OpOverload):
-            self.tracer.record(func, args, kwargs, out)
+            self.tracer.record(func, args, kwargs, out, seen=self.seen)
         return out
 
 
@@ -62,6 +67,10 @@ class FunctionRecorder(TorchFunctionMode):
             return self.tracer.shape_of(args[0], func(*args))
         if func is Tensor.size:
             return self._size(*args, **kwargs)
+        if func is Tensor.__len__:
+            self._count_as_value(args[0])
+        if func in _READS:
+            self._read_out(func, args[0])
         whole = registry.function_rule_for(func)
         if whole is not None:
             return self._as_a_whole(whole, func, args, kwargs)
@@ -73,14 +82,30 @@ class FunctionRecorder(TorchFunctionMode):
                     return redispatch_function(func, kinds, args, kwargs)
             finally:
                 self.inside.pop()
-        out = func(*args, **kwargs)
+        self.ops.seen = not any(map(is_functorch_wrapped_tensor, tensors_among((args, kwargs))))
+        try:
+            out = func(*args, **kwargs)
+        finally:
+            self.ops.seen = False
         if signature is not None:
             signature(self.tracer, out, *args, **kwargs)
-        elif func is Tensor.numel:
+        elif func in _COUNTS:
             return self._numel(args[0], out)
         else:
             self._loose_sizes(func, (args, kwargs))
+        self.tracer.account(getattr(func, "__name__", str(func)), (args, kwargs))
         return out
+
+    def _count_as_value(self, x: Tensor) -> None:
+        """`len` answers with a plain int, which will not tell what it is used for."""
+        value = self.tracer.known(x)
+        if value is not None and value.dims:
+            self.tracer.on_value(Dim(value.dims[0]), "len()")
+
+    def _read_out(self, func: Any, x: Tensor) -> None:
+        value = self.tracer.known(x)
+        for dim in value.dims if value is not None else ():
+            fix(dim, f"{func.__name__}: its elements leave torch ({self.tracer.where()})")
 
     def _size(self, x: Tensor, dim: int | None = None) -> Any:
         shape = self.tracer.shape_of(x, x.shape)
@@ -127,7 +152,10 @@ def arguments(example: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
 
 
 def tensors_in(output: Any) -> Iterator[Tensor]:
-    """Every tensor of a model's output: in tuples, lists, mappings and dataclasses. Caches are state, not output."""
+    """Every tensor of a model's output: in tuples, lists, mappings, dataclasses, and held directly by other objects.
+
+    What those hold deeper down (the layers of a cache) is state, not output.
+    """
     if isinstance(output, Tensor):
         yield output
     elif isinstance(output, Mapping):
@@ -139,6 +167,8 @@ def tensors_in(output: Any) -> Iterator[Tensor]:
     elif dataclasses.is_dataclass(output) and not isinstance(output, type):
         for field in dataclasses.fields(output):
             yield from tensors_in(getattr(output, field.name))
+    else:
+        yield from (value for value in getattr(output, "__dict__", {}).values() if isinstance(value, Tensor))
 
 
 @contextmanager
@@ -166,6 +196,7 @@ class Capture:
         self.tracer: Tracer = into.tracer if into else Tracer()
         self.values: dict[str, Value] = into.values if into else {}
         self.kinds: dict[str, str] = into.kinds if into else {}  # parameter, buffer or attribute
+        self.places: dict[str, Place] = into.places if into else {}  # of tensors in plain attributes
         self._by_id: dict[int, Tensor] = {}
         self._real: list[Tensor] = []
         self.mode = FakeTensorMode(allow_non_fake_inputs=True) if fake else None
@@ -203,7 +234,7 @@ class Capture:
                 context.enter_context(self.mode)
             context.enter_context(ops)
             context.enter_context(FunctionRecorder(self.tracer, ops))
-            context.enter_context(_unscripted())
+            context.enter_context(unscripted())
             context.enter_context(_uncached_einops())
             output = model(*args, **kwargs)
         self._outputs(output)
@@ -218,6 +249,8 @@ class Capture:
 
         def change(value: Any, place: Place) -> Any:
             if isinstance(value, Tensor):
+                if id(value) not in self._by_id:
+                    self.places[str(place)] = place
                 return self._stand_in(value, str(place), "attribute")
             return Size(value, Attr(place), self.tracer)
 
@@ -264,6 +297,11 @@ class Capture:
 
     def _outputs(self, output: Any) -> None:
         self.outputs = list(tensors_in(output))
+        if not self.outputs:
+            raise TraceError(
+                f"there is no tensor in what the model returns, a {type(output).__name__}; "
+                "return tensors, also in tuples, dicts or dataclasses"
+            )
         for tensor in self.outputs:
             value = self.tracer.known(tensor)
             if value is not None:
@@ -280,7 +318,7 @@ def _rebuilt(item: Any, copied: dict[Any, Any]) -> Any:
 
 
 @contextmanager
-def _unscripted() -> Iterator[None]:
+def unscripted() -> Iterator[None]:
     """Call the Python code behind scripted functions: TorchScript would hide what its sizes are made of."""
     script = torch._C.ScriptFunction
     original = script.__call__

@@ -101,7 +101,7 @@ class Sizes:
     def _define(self, equations: list[Constraint]) -> None:
         for equation in equations:
             for side, other in ((equation.left, equation.right), (equation.right, equation.left)):
-                if isinstance(side, Attr) and not places(other):
+                if isinstance(side, Attr) and not places(other) and self._now(side.place) == self.value(other, {}):
                     self.definitions.setdefault(side.place, other)
         pending = [e for e in equations if self._unknown(e)]
         while pending:
@@ -155,6 +155,9 @@ class Sizes:
         tries = [{atom: max(1, atom.size // 2) for atom in atoms}, dict.fromkeys(atoms, 1)]
         tries += [{atom: rng.randint(1, atom.size) for atom in atoms} for _ in range(6)]
         tries += [{atom: atom.size - 1} for atom in atoms[:8]]
+        literals = {p.value for e in (constraint.left, constraint.right) for p in parts(e) if isinstance(p, Lit)}
+        near = {n + d for n in literals for d in (-1, 0, 1)}
+        tries += [{atom: n} for atom in atoms[:8] for n in near if 0 < n < atom.size]
         return all(self.holds(constraint, counts) for counts in tries)
 
     def _tighten(self, constraints: list[Constraint]) -> list[Constraint]:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from torch import nn
 
-from secateur.axes import Atom, Layout, constant, fix, free_atoms, resolve, size_after, why_fixed
+from secateur.axes import Atom, Layout, fix, free_atoms, resolve, size_after, why_fixed
 from secateur.trace.capture import Capture
 from secateur.trace.equations import Constraint, Sizes
 from secateur.trace.held import read
@@ -71,6 +71,7 @@ class Graph:
     example: Any = field(repr=False)
     layouts: Mapping[str, tuple[Layout, ...]] = field(repr=False)
     kinds: Mapping[str, str] = field(repr=False)
+    places: Mapping[str, Place] = field(repr=False)
     sizes: Sizes = field(repr=False)
     costs: tuple[Cost, ...] = field(repr=False)
 
@@ -150,10 +151,8 @@ def build(model: nn.Module, example: Any, capture: Capture) -> Graph:
         example=example,
         layouts=layouts,
         kinds=dict(capture.kinds),
+        places=dict(capture.places),
         sizes=sizes,
         costs=tuple(capture.tracer.costs),
     )
 
-
-Progress = Callable[[str], None]
-__all__ = ["Axis", "Blocked", "Graph", "Site", "build", "constant"]

@@ -180,13 +180,51 @@ class Size(int):
         return int.__hash__(self)
 
     def __bool__(self) -> bool:
-        return int.__bool__(self)
+        outcome = plain(self) != 0
+        if self.listener is not None:
+            self.listener.on_comparison("!=", self.expr, Lit(0), outcome)
+        return outcome
 
     def __float__(self) -> float:
         return float(_as_value(self, "float()"))
 
+    def __int__(self) -> int:
+        return _as_value(self, "int()")
+
     def __pos__(self) -> Size:
         return self
+
+    def __abs__(self) -> Any:
+        return self if plain(self) >= 0 else -self
+
+    def __round__(self, digits: int | None = None) -> Any:
+        return self if digits is None else round(_as_value(self, "round()"), digits)
+
+    def __ceil__(self) -> Size:
+        return self
+
+    def __floor__(self) -> Size:
+        return self
+
+    def __trunc__(self) -> Size:
+        return self
+
+    def __rshift__(self, bits: int) -> Any:
+        return self // (1 << plain(bits))
+
+    def __lshift__(self, bits: int) -> Any:
+        return self * (1 << plain(bits))
+
+    def __divmod__(self, other: Any) -> Any:
+        return self // other, self % other
+
+    def __rdivmod__(self, other: Any) -> Any:
+        return other // self, other % self
+
+    def __array_ufunc__(self, ufunc: Any, method: str, *inputs: Any, **kwargs: Any) -> Any:
+        """NumPy computes with the number, not with the size."""
+        numbers = [_as_value(i, ufunc.__name__) if isinstance(i, Size) else i for i in inputs]
+        return getattr(ufunc, method)(*numbers, **kwargs)
 
 
 def plain(value: int) -> int:
@@ -250,6 +288,15 @@ def _true_division(swapped: bool) -> Callable[[Size, Any], Any]:
     return method
 
 
+def _bits(name: str) -> Callable[[Size, Any], Any]:
+    compute = getattr(int, name)
+
+    def method(self: Size, other: Any) -> Any:
+        return compute(_as_value(self, name), _as_value(other, name) if isinstance(other, Size) else other)
+
+    return method
+
+
 def _negative(self: Size) -> Any:
     return _arithmetic("*", swapped=False)(self, -1)
 
@@ -265,3 +312,5 @@ for _symbol, _name in _DUNDER.items():
 Size.__truediv__ = _true_division(swapped=False)  # type: ignore[method-assign]
 Size.__rtruediv__ = _true_division(swapped=True)  # type: ignore[method-assign]
 Size.__neg__ = _negative  # type: ignore[method-assign]
+for _name in ("and", "or", "xor", "rand", "ror", "rxor"):
+    setattr(Size, f"__{_name}__", _bits(f"__{_name}__"))

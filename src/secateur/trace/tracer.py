@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import numbers
 import sys
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from secateur.axes import Atom, Concat, Layout, constant, pieces, resolve, why_fixed
+from secateur.axes import Atom, Concat, Layout, atoms, constant, fix, free_atoms, pieces, resolve, why_fixed
 from secateur.trace import registry
 from secateur.trace.sizes import Dim, Expr, Lit, Size, expr_of, plain
 from secateur.trace.value import Call, Value
@@ -72,6 +74,7 @@ class Tracer:
     group_axis: Layout | None = None  # what the last op's `groups` counts
     repeats: tuple[Layout | None, ...] = ()  # what the last op's repeat counts count
     pads: tuple[Layout | None, ...] = ()  # what the last op's pad widths count
+    fresh: dict[Atom, None] = field(default_factory=dict)  # new axes whose size nothing has explained yet
     ops: int = 0
     module: str = ""
     listening: bool = True
@@ -93,19 +96,20 @@ class Tracer:
         return found if found is not None and len(found.dims) == tensor.ndim else None
 
     def bind(self, tensor: Tensor, value: Value) -> Value:
+        value.boolean = tensor.dtype == torch.bool
         tensor.__dict__[_KEY] = value
         return value
 
     # ops -------------------------------------------------------------------------------------------------
 
-    def record(self, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> None:
-        """Apply the rule of one op that has just run."""
+    def record(self, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any, *, seen: bool = True) -> None:
+        """Apply the rule of one op that has just run; `seen`: the call that led to it, with its sizes, was."""
         self.ops += 1
         outs = [o for o in (out if isinstance(out, tuple | list) else (out,))]
         tensors = [o for o in outs if isinstance(o, Tensor)]
         if not tensors and not _mutates(op):
             return
-        flat = [a for a in _tensors(args) + _tensors(list(kwargs.values()))]
+        flat = [a for a in tensors_among(args) + tensors_among(list(kwargs.values()))]
         values = [self.value(t) for t in flat]
         if not registry.creates(op) and all(v.constant() for v in values):
             reason = next((why_fixed(d) for v in values for d in v.dims), _op_name(op))
@@ -115,10 +119,13 @@ class Tracer:
             return
         call = Call(self, op, [tuple(t.shape) for t in tensors])
         found = registry.rule_for(op)
-        if found is None:
+        if not seen and takes_sizes(op):
+            call.opaque(*values, reason="called from where its sizes cannot be seen")
+            result: Any = None
+        elif found is None:
             self.unknown[str(op)] = self.unknown.get(str(op), 0) + 1
             call.opaque(*values, reason="no rule for this op")
-            result: Any = None
+            result = None
         else:
             rows = op in _TAKES_ROWS
             result = found(call, *self._lift(args, rows), **{k: self._lift(v) for k, v in kwargs.items()})
@@ -126,7 +133,7 @@ class Tracer:
 
     def run_function_rule(self, rule: Any, func: Any, args: Any, kwargs: dict[str, Any], out: Any) -> None:
         """Apply the rule of a torch function that has just run as a whole."""
-        tensors = _tensors(out if isinstance(out, tuple | list) else (out,))
+        tensors = tensors_among(out if isinstance(out, tuple | list) else (out,))
         call = Call(self, func, [tuple(t.shape) for t in tensors])
         call.name = func.__name__
         result = rule(call, *self._lift(args), **{k: self._lift(v) for k, v in kwargs.items()})
@@ -179,9 +186,11 @@ class Tracer:
     def expect(self, size: Any, layout: Layout) -> None:
         """A size argument that must be the size of a layout, now and after any cut."""
         layout = resolve(layout)
-        if not isinstance(size, int) or plain(size) == -1:
+        if not isinstance(size, numbers.Integral) or size == -1:
             return
-        expr = expr_of(size)
+        for atom in atoms(layout):
+            self.fresh.pop(atom, None)
+        expr = expr_of(size)  # type: ignore[arg-type]
         if constant(layout) and isinstance(expr, Lit):
             return
         if isinstance(expr, Dim) and resolve(expr.layout) is layout:
@@ -215,6 +224,19 @@ class Tracer:
             else:
                 self.expect_clipped(-stop, after, n)
 
+    def expect_position(self, x: Tensor, dim: int, index: Any) -> None:
+        """A position by number: as many must stay before it (or after it, counted from the end)."""
+        value = self.known(x)
+        if value is None or constant(resolve(value.dims[dim])):
+            return
+        n = value.dims[dim].size
+        at = plain(index) % n
+        before, _, after = pieces(value.dims[dim], [at, 1, n - at - 1])
+        if plain(index) >= 0:
+            self.expect(index, before)
+        else:
+            self.expect(-index - 1, after)
+
     def expect_clipped(self, bound: int, layout: Layout, n: int) -> None:
         """A slice bound; one beyond the end means the end, wherever that is."""
         if plain(bound) == 0 or (plain(bound) > n and not isinstance(bound, Size)):
@@ -233,6 +255,28 @@ class Tracer:
     def equal_counts(self, a: Layout, b: Layout, where: str) -> None:
         """Two layouts must keep equally many positions, whichever they are."""
         self.equations.append(Equation(Dim(a), b, where))
+
+    def expect_same(self, layout: Layout, other: Layout) -> None:
+        """As many positions as another layout has, whichever they are."""
+        for atom in (*atoms(layout), *atoms(other)):
+            self.fresh.pop(atom, None)
+        if not (constant(resolve(layout)) and constant(resolve(other))) and resolve(layout) is not resolve(other):
+            self.equal_counts(layout, other, self.where())
+
+    def compare(self, layout: Layout, symbol: str, size: int, outcome: bool) -> None:
+        """How a layout's size compares must stay as it is."""
+        if not constant(resolve(layout)):
+            self.comparisons.append(Comparison(symbol, Dim(layout), expr_of(size), outcome, self.where()))
+
+    def account(self, name: str, given: Any) -> None:
+        """At the end of a call: a new axis that is neither explained nor one of what was given must stay whole."""
+        unexplained, self.fresh = self.fresh, {}
+        open_ = {atom for axis in unexplained for atom in free_atoms(axis)}
+        if open_:
+            known = (self.known(tensor) for tensor in tensors_among([given]))
+            open_ -= {atom for value in known if value is not None for dim in value.dims for atom in atoms(dim)}
+        for atom in open_:
+            fix(atom, f"{name}: where its size comes from is not known ({self.where()})")
 
     def on_value(self, expr: Expr, use: str) -> None:
         if self.listening:
@@ -253,14 +297,22 @@ class Tracer:
         return ""
 
 
-def _tensors(items: Any) -> list[Tensor]:
+def tensors_among(items: Any) -> list[Tensor]:
     found: list[Tensor] = []
     for item in items:
         if isinstance(item, Tensor):
             found.append(item)
         elif isinstance(item, list | tuple):
-            found += _tensors(item)
+            found += tensors_among(item)
+        elif isinstance(item, dict):
+            found += tensors_among(item.values())
     return found
+
+
+@cache
+def takes_sizes(op: Any) -> bool:
+    """Whether an argument of an op is a size, a position or a count."""
+    return any("SymInt" in str(argument.real_type) for argument in op._schema.arguments)
 
 
 def _mutates(op: Any) -> bool:

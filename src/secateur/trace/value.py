@@ -23,13 +23,14 @@ class Storage:
 class Value:
     """A tensor: the layout of each dimension, and along which ones removed positions are known to hold zeros."""
 
-    __slots__ = ("_constant", "alike", "dims", "rows", "storage", "used", "zero")
+    __slots__ = ("_constant", "_zero", "alike", "boolean", "dims", "rows", "storage", "used")
 
     def __init__(self, dims: Iterable[Layout], zero: Iterable[bool] | bool = True, alike: bool = False) -> None:
         self.dims = tuple(dims)
         self.alike = alike  # every element is the same, or drawn the same way
         self.rows: list[Layout] | None = None  # the last dimension of each row, while rows are not tied together
-        self.zero = (zero,) * len(self.dims) if isinstance(zero, bool) else tuple(zero)
+        self.boolean = False  # a mask: used as an index, it picks as many positions as are true
+        self._zero = (zero,) * len(self.dims) if isinstance(zero, bool) else tuple(zero)
         self.storage = Storage()
         self._constant = False
         self.used = False
@@ -38,9 +39,14 @@ class Value:
     def shape(self) -> tuple[int, ...]:
         return tuple(dim.size for dim in self.dims)
 
+    @property
+    def zero(self) -> tuple[bool, ...]:
+        """Along which dimensions the tensor is zero at removed positions."""
+        return (False,) * len(self.dims) if self.storage.dirty else self._zero
+
     def is_zero(self, dim: int) -> bool:
         """Whether the tensor is zero at the removed positions of a dimension."""
-        return self.zero[dim] and not self.storage.dirty
+        return self.zero[dim]
 
     def tie_rows(self) -> None:
         """The rows are used together: their last dimensions are one."""
@@ -73,6 +79,12 @@ class Call:
     def fixed(self, size: int, reason: str = "") -> Atom:
         """A dimension that no cut can change."""
         return Atom(size, reason or self.name)
+
+    def fresh(self, size: int) -> Atom:
+        """A new axis, whose size the function that was called must explain."""
+        axis = Atom(size)
+        self.tracer.fresh[axis] = None
+        return axis
 
     def fix(self, layout: Layout, reason: str) -> None:
         if not constant(resolve(layout)):

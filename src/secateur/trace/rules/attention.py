@@ -49,7 +49,8 @@ def attention(
         _align([*lead, q.dims[-2], k.dims[-2]], attn_mask.dims)
     call.tracer.cost(call, *lead, q.dims[-2], q.dims[-1], k.dims[-2])
     call.tracer.cost(call, *lead, q.dims[-2], k.dims[-2], v.dims[-1])
-    zero = [v.is_zero(i) for i in range(len(v.dims) - 2)] if len(v.dims) == len(q.dims) else [False] * len(lead)
+    same = len(v.dims) == len(call.shape)
+    zero = [same and v.dims[i].size == n and v.is_zero(i) for i, n in enumerate(call.shape[:-2])]
     return Value([*(resolve(d) for d in lead), q.dims[-2], v.dims[-1]], [*zero, False, v.is_zero(-1)])
 
 

@@ -35,7 +35,7 @@ def convolution(
         mixed = weight.dims[inside]
     else:
         group_in, mixed = factor(x.dims[1], groups)
-        if not x.is_zero(1) and not weight.is_zero(1):
+        if not x.is_zero(1) and not weight.is_zero(0 if transposed else 1):
             call.note(mixed, "sums over removed positions that are not zero")
         outer, inner = (mixed, weight.dims[1]) if transposed else (weight.dims[1], mixed)
         if transposed:
@@ -54,7 +54,8 @@ def convolution(
         call.fix(weight.dims[i], "kernel")
     if bias is not None:
         unify(channels, bias.dims[0])
-    clean = weight.is_zero(1 if transposed else 0) and (bias is None or bias.is_zero(0))
+    made_of = (1,) if transposed and groups == 1 else (0, 1) if transposed else (0,)
+    clean = all(weight.is_zero(i) for i in made_of) and (bias is None or bias.is_zero(0))
     spatial = [call.fixed(n, "spatial") for n in call.shape[2:]]
     cost_spatial = list(x.dims[2:]) if transposed else spatial
     call.tracer.cost(call, x.dims[0], channels, mixed, *cost_spatial, *weight.dims[2:])

@@ -32,7 +32,7 @@ aten = torch.ops.aten
 )
 def alike(call: Call, *_: Any, **__: Any) -> Value:
     """Every element is alike (or drawn alike), wherever it is."""
-    return Value([Atom(n) for n in call.shape], "zeros" in call.name or "empty" in call.name, alike=True)
+    return Value([call.fresh(n) for n in call.shape], "zeros" in call.name or "empty" in call.name, alike=True)
 
 
 @rule(

@@ -37,51 +37,53 @@ def embedding_bag(call: Call, weight: Value, indices: Value, offsets: Value, *_:
 @rule(aten.index.Tensor, aten._unsafe_index.Tensor)
 def index(call: Call, x: Value, indices: Sequence[Value | None]) -> Value:
     """out = x[i, :, j, …]: index tensors broadcast with each other; the other dimensions stay."""
-    at = [i for i, entry in enumerate(indices) if entry is not None]
-    for i in at:
-        call.fix(x.dims[i], _CHOSEN)
-    chosen = [entry for entry in indices if entry is not None]
-    rank = max((len(entry.dims) for entry in chosen), default=0)
-    kept = [i for i in range(len(x.dims)) if i not in at]
-    together = at == list(range(at[0], at[-1] + 1)) if at else True
-    lead = sum(1 for i in kept if at and i < at[0]) if together else 0
-    shape = call.shape[lead : lead + rank]
-    if len(call.shape) != len(kept) + rank or any(entry.zero and _is_mask(entry, x, i) for i, entry in ()):
-        call.opaque(x, *chosen, reason=_CHOSEN)
-        return Value([call.fixed(n) for n in call.shape])
-    dims: list[Layout] = [x.dims[i] for i in kept]
+    picked, lead, kept = _picked(call, x, indices)
     zero = [x.is_zero(i) for i in kept]
-    inside = Call(call.tracer, call.op, [tuple(shape)])
-    dims[lead:lead] = inside.broadcast(*chosen)
-    zero[lead:lead] = [False] * rank
-    if tuple(d.size for d in dims) != tuple(call.shape):  # a boolean mask: how many are true is data
-        call.opaque(x, *chosen, reason=_CHOSEN)
-        return Value([call.fixed(n) for n in call.shape])
-    return Value(dims, zero)
-
-
-def _is_mask(entry: Value, x: Value, i: int) -> bool:
-    return False
+    dims: list[Layout | None] = [x.dims[i] for i in kept]
+    dims[lead:lead] = picked
+    zero[lead:lead] = [False] * len(picked)
+    return Value([call.fixed(n, _CHOSEN) if d is None else d for d, n in zip(dims, call.shape, strict=True)], zero)
 
 
 @rule(aten.index_put.default, aten.index_put_.default, aten._unsafe_index_put.default)
 def index_put(call: Call, x: Value, indices: Sequence[Value | None], values: Value, *_: Any) -> Value:
-    """x[i, :, j, …] = values."""
-    at = [i for i, entry in enumerate(indices) if entry is not None]
-    masked = any(entry is not None and len(entry.dims) > 1 for entry in indices)
-    for i in at:
-        call.fix(x.dims[i], _CHOSEN)
-    tail = len(x.dims) - (at[-1] + 1 if at else 0)
-    if masked or (at and at != list(range(at[0], at[-1] + 1))):
-        if len(values.dims):
-            call.opaque(x, values, reason=_CHOSEN)
-    else:
-        for back in range(1, min(tail, len(values.dims)) + 1):
-            if values.dims[-back].size == x.dims[-back].size:
-                unify(values.dims[-back], x.dims[-back])
-        for dim in values.dims[: max(len(values.dims) - tail, 0)]:
-            call.fix(dim, _CHOSEN)
+    """x[i, :, j, …] = values, which broadcast to what the index picks."""
+    call.opaque(*(entry for entry in indices if entry is not None), reason=_CHOSEN)
+    picked, lead, kept = _picked(call, x, indices)
+    dims: list[Layout | None] = [x.dims[i] for i in kept]
+    dims[lead:lead] = picked
+    for theirs, mine in zip(reversed(dims), reversed(values.dims), strict=False):
+        if theirs is not None and theirs.size == mine.size:
+            unify(theirs, mine)
+        else:
+            call.fix(mine, _CHOSEN)
     return Value(x.dims, False)
+
+
+def _picked(call: Call, x: Value, indices: Sequence[Value | None]) -> tuple[list[Layout | None], int, list[int]]:
+    """What index tensors make of x: their own dimensions (None: how many is data), where these go, what is kept."""
+    used: list[int] = []
+    at = 0
+    for entry in indices:
+        width = len(entry.dims) if entry is not None and entry.boolean else 1
+        used += [] if entry is None else range(at, at + width)
+        at += width
+    for i in used:
+        call.fix(x.dims[i], _CHOSEN)
+    chosen = [entry for entry in indices if entry is not None]
+    masks = [entry for entry in chosen if entry.boolean]
+    call.opaque(*masks, reason=_CHOSEN)
+    rank = max((1 if entry.boolean else len(entry.dims) for entry in chosen), default=0)
+    picked: list[Layout | None] = []
+    for back in range(-rank, 0):
+        along = [v.dims[back] for v in chosen if not v.boolean and len(v.dims) >= -back]
+        same = [d for d in along if d.size == max(other.size for other in along)]
+        for other in same[1:]:
+            unify(same[0], other)
+        picked.append(same[0] if same and not (masks and back == -1) else None)
+    kept = [i for i in range(len(x.dims)) if i not in used]
+    together = bool(used) and used == list(range(used[0], used[-1] + 1))
+    return picked, used[0] if together else 0, kept
 
 
 @rule(aten.index_select.default)

@@ -82,12 +82,15 @@ def dot(call: Call, a: Value, b: Value) -> Value:
 
 
 @rule(aten._grouped_mm.default)
-def grouped_mm(call: Call, a: Value, b: Value, *_: Any, **__: Any) -> Value:
-    """out[t, j] = Σ_k a[t, k] b[e, k, j], where e is the expert that token t went to."""
+def grouped_mm(call: Call, a: Value, b: Value, ends: Value | None = None, *_: Any, **__: Any) -> Value:
+    """out[t, j] = Σ_k a[t, k] b[e, k, j], where e is the expert that token t went to; tokens are sorted by it."""
+    if ends is not None:
+        call.opaque(ends, reason="experts are chosen by data")
     if len(a.dims) != 2 or len(b.dims) != 3:
         call.opaque(a, b, reason="only tokens × experts is understood")
         return Value([call.fixed(n) for n in call.shape])
     call.contract(a, 1, b, 1)
+    call.fix(a.dims[0], "experts are chosen by data")
     call.fix(b.dims[0], "experts are chosen by data")
     hint(b.dims[0], "experts")
     call.tracer.cost(call, a.dims[0], a.dims[1], b.dims[2])

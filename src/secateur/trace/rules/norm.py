@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import torch
@@ -36,8 +35,10 @@ def batch_norm(call: Call, x: Value, weight: Value | None, bias: Value | None, *
     for i in range(len(x.dims)):
         if i != 1 and (training or not stats):
             call.note(x.dims[i], "a statistic is taken over it")
-    scaled = weight is not None and weight.is_zero(0) and (bias is None or bias.is_zero(0))
-    zero = [(scaled or (weight is None and x.is_zero(1))) if i == 1 else False for i in range(len(x.dims))]
+    scaled = weight is not None and weight.is_zero(0)
+    centred = x.is_zero(1) and (training or not stats or stats[0].is_zero(0))
+    clean = (scaled or centred) and (bias is None or bias.is_zero(0))
+    zero = [i == 1 and clean for i in range(len(x.dims))]
     saved = [Value([x.dims[1]] if shape else [], False) if shape != (0,) else None for shape in call.outs[1:]]
     return Value(x.dims, zero), *(
         v if v is not None and v.shape == shape else Value([call.fixed(n) for n in shape])
@@ -82,22 +83,28 @@ def group_norm(
     """Normalised over (channels of a group × space), then scaled and shifted per channel."""
     group, inner = factor(x.dims[1], groups)
     call.tracer.group_axis = group
-    call.note(inner, "a statistic is taken over it")
+    for layout in (inner, *x.dims[2:]):
+        call.note(layout, "a statistic is taken over it")
     if not constant(resolve(inner)):
         hint(group, "groups")
     _affine(call, x, 1, weight, bias)
     zero = [False] * len(x.dims)
-    zero[1] = weight is not None and weight.is_zero(0) and (bias is None or bias.is_zero(0))
-    zero[1] = zero[1] or (weight is None and inner.size == 1 and math.prod(x.shape[2:]) > 0 and x.is_zero(1))
+    scaled = weight is not None and weight.is_zero(0)
+    zero[1] = (scaled or (inner.size == 1 and x.is_zero(1))) and (bias is None or bias.is_zero(0))
     stats = Value([x.dims[0], group], False)
     return Value(x.dims, zero), stats, Value(stats.dims, False)
 
 
 @rule(aten._weight_norm_interface.default, aten._weight_norm.default)
 def weight_norm(call: Call, v: Value, g: Value, dim: int = 0) -> Any:
-    """weight = g * v / ‖v‖, the norm over every dimension but one."""
+    """weight = g * v / ‖v‖, the norm over every dimension but one; where v is zero along that one, 0 / 0."""
+    zero = []
     for i, layout in enumerate(v.dims):
         if g.dims[i].size == layout.size:
             unify(g.dims[i], layout)
-    out = Value(v.dims, [v.is_zero(i) for i in range(len(v.dims))])
-    return (out, Value(g.dims, g.zero)) if len(call.outs) == 2 else out
+            zero.append(g.is_zero(i) and not v.is_zero(i))
+        else:
+            call.reduce(v, i)
+            zero.append(v.is_zero(i))
+    out = Value(v.dims, zero)
+    return (out, Value(g.dims, v.zero)) if len(call.outs) == 2 else out

@@ -145,7 +145,9 @@ def where(call: Call, condition: Value, a: Any, b: Any) -> Value:
 @rule(aten.masked_fill)
 def masked_fill(call: Call, x: Value, mask: Value, value: Any) -> Value:
     """out = value where masked, else x."""
-    return Value(call.broadcast(x, mask), isinstance(value, int | float) and value == 0)
+    dims = call.broadcast(x, mask)
+    keeps = isinstance(value, int | float) and value == 0
+    return Value(dims, [keeps and _zero_along(x, back, call.shape[back]) for back in range(-len(dims), 0)])
 
 
 @rule(aten.copy_, aten.copy)

@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 
+from secateur.axes import Product, factor, unify
 from secateur.trace.registry import rule
 from secateur.trace.value import Call, Value
 
@@ -28,28 +29,42 @@ def average_pool(call: Call, x: Value, *_: Any, **__: Any) -> Value:
 
 
 @rule(aten.max_pool2d_with_indices.default, aten.max_pool3d_with_indices.default)
-@rule(aten.adaptive_max_pool2d.default, aten.adaptive_max_pool3d.default, aten.fractional_max_pool2d.default)
+@rule(aten.adaptive_max_pool2d.default, aten.adaptive_max_pool3d.default)
 def max_pool(call: Call, x: Value, *_: Any, **__: Any) -> tuple[Value, Value]:
     """Largest of windows in space, and where they are."""
     pooled = _spatial(call, x, len(x.dims) - (3 if "3d" in call.name else 2))
     return pooled, Value(pooled.dims, False)
 
 
+@rule(aten.fractional_max_pool2d.default)
+def fractional_max_pool(call: Call, x: Value, kernel: Any, size: Any, samples: Value) -> tuple[Value, Value]:
+    """Largest of windows at random places, which `samples` draws for each image and channel."""
+    call.fix(samples.dims[2], "spatial")
+    for i in range(1, len(x.dims) - 1):
+        unify(x.dims[-2 - i], samples.dims[2 - i])
+    return max_pool(call, x)
+
+
 @rule(aten.upsample_nearest1d, aten.upsample_linear1d, aten._upsample_nearest_exact1d)
 @rule(aten.upsample_nearest2d, aten.upsample_bilinear2d, aten.upsample_bicubic2d, aten._upsample_nearest_exact2d)
 @rule(aten._upsample_bilinear2d_aa, aten._upsample_bicubic2d_aa)
 @rule(aten.upsample_nearest3d, aten.upsample_trilinear3d, aten._upsample_nearest_exact3d)
-@rule(aten.grid_sampler_2d, aten.grid_sampler_3d)
 def resize(call: Call, x: Value, *_: Any, **__: Any) -> Value:
     """Space resampled."""
+    return _spatial(call, x, 2)
+
+
+@rule(aten.grid_sampler_2d, aten.grid_sampler_3d)
+def sample(call: Call, x: Value, grid: Value, *_: Any, **__: Any) -> Value:
+    """Space sampled where a grid of coordinates says."""
+    call.fix(x.dims[0], "spatial")
+    call.opaque(grid, reason="coordinates in space")
     return _spatial(call, x, 2)
 
 
 @rule(aten.channel_shuffle.default, aten.native_channel_shuffle.default)
 def channel_shuffle(call: Call, x: Value, groups: int) -> Value:
     """Channels (g × c) in the order (c × g)."""
-    from secateur.axes import Product, factor
-
     group, inner = factor(x.dims[1], groups)
     call.tracer.group_axis = group
     return Value([x.dims[0], Product((inner, group)), *x.dims[2:]], x.zero)
@@ -58,8 +73,6 @@ def channel_shuffle(call: Call, x: Value, groups: int) -> Value:
 @rule(aten.pixel_shuffle.default)
 def pixel_shuffle(call: Call, x: Value, upscale: int) -> Value:
     """Channels (c × r²) become c channels in r times the space."""
-    from secateur.axes import factor
-
     channels, inner = factor(x.dims[-3], x.dims[-3].size // upscale**2)
     call.fix(inner, "becomes space")
     for dim in x.dims[-2:]:
@@ -71,8 +84,6 @@ def pixel_shuffle(call: Call, x: Value, upscale: int) -> Value:
 @rule(aten.pixel_unshuffle.default)
 def pixel_unshuffle(call: Call, x: Value, downscale: int) -> Value:
     """Space becomes channels: c becomes (c × r²)."""
-    from secateur.axes import Product
-
     for dim in x.dims[-2:]:
         call.fix(dim, "spatial")
     space = [call.fixed(n, "spatial") for n in call.shape[-2:]]

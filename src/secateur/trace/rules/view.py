@@ -10,6 +10,7 @@ import torch
 
 from secateur.axes import EMPTY, UNIT, Atom, Concat, Layout, Product, constant, factor, pieces, resolve, unify
 from secateur.trace.registry import rule
+from secateur.trace.sizes import Dim, Lit
 from secateur.trace.value import Call, Value
 
 aten = torch.ops.aten
@@ -76,7 +77,13 @@ def transpose(call: Call, x: Value, a: int, b: int) -> Value:
     return permute(call, x, order)
 
 
-@rule(aten.t.default, aten.numpy_T.default, aten.adjoint.default, aten.mT.default)
+@rule(aten.numpy_T.default)
+def numpy_t(call: Call, x: Value) -> Value:
+    """All dimensions in reverse."""
+    return permute(call, x, range(len(x.dims))[::-1])
+
+
+@rule(aten.t.default, aten.adjoint.default, aten.mT.default)
 def t(call: Call, x: Value) -> Value:
     """The last two dimensions change places."""
     return transpose(call, x, -1, -2) if len(x.dims) > 1 else Value(x.dims, x.zero)
@@ -91,10 +98,13 @@ def unsqueeze(call: Call, x: Value, dim: int) -> Value:
 
 @rule(aten.squeeze.default, aten.squeeze.dim, aten.squeeze.dims)
 def squeeze(call: Call, x: Value, dim: Any = None) -> Value:
-    """Dimensions of one position go."""
+    """Dimensions of one position go; the others must not come down to one."""
     rank = len(x.dims)
     asked = range(rank) if dim is None else [d % rank for d in (dim if isinstance(dim, list) else [dim]) if rank]
     keep = [i for i in range(rank) if not (i in asked and x.dims[i].size == 1)]
+    for i in keep:
+        if i in asked and not constant(resolve(x.dims[i])):
+            call.tracer.on_comparison(">", Dim(x.dims[i]), Lit(1), True)
     return Value([x.dims[i] for i in keep], [x.zero[i] for i in keep])
 
 
@@ -106,7 +116,7 @@ def expand(call: Call, x: Value, size: Sequence[int], **_: Any) -> Value:
     zero = []
     for i, n in enumerate(call.shape):
         kept = i >= lead and x.dims[i - lead].size == n
-        dims.append(x.dims[i - lead] if kept else Atom(n))
+        dims.append(x.dims[i - lead] if kept else call.fresh(n))
         zero.append(x.is_zero(i - lead) if kept else False)
     return Value(dims, zero)
 
@@ -117,7 +127,7 @@ def repeat(call: Call, x: Value, repeats: Sequence[int]) -> Value:
     lead = len(repeats) - len(x.dims)
     dims: list[Layout] = []
     zero = []
-    axes = [Atom(n) for n in repeats]
+    axes = [call.fresh(n) for n in repeats]
     call.tracer.repeats = tuple(axes)
     for i, n in enumerate(repeats):
         inner = x.dims[i - lead] if i >= lead else UNIT
@@ -134,9 +144,7 @@ def repeat_interleave(call: Call, x: Value, repeats: int, dim: int | None = None
         dim = 0
     at = dim % len(x.dims)
     dims = list(x.dims)
-    axis = Atom(repeats)
-    call.tracer.repeats = (axis,)
-    dims[at] = Product((dims[at], axis))
+    dims[at] = Product((dims[at], call.fresh(repeats)))
     return Value(dims, [*x.zero[:at], False, *x.zero[at + 1 :]])
 
 
@@ -244,8 +252,9 @@ def unfold(call: Call, x: Value, dim: int, size: int, step: int) -> Value:
 
 @rule(aten.as_strided.default, aten.as_strided_.default)
 def as_strided(call: Call, x: Value, size: Any, stride: Any, *_: Any) -> Value:
-    """The same memory read otherwise; only the same shape is understood."""
-    if tuple(size) == x.shape:
+    """The same memory read otherwise; only the same shape in row-major order is understood."""
+    dense = [math.prod(n for n in size[i + 1 :]) for i in range(len(size))]
+    if tuple(size) == x.shape and all(n == 1 or a == b for n, a, b in zip(size, stride, dense, strict=True)):
         return Value(x.dims, x.zero)
     call.opaque(x, reason="reads memory by strides")
     return Value([call.fixed(n) for n in call.shape])
@@ -277,18 +286,18 @@ def triangle(call: Call, x: Value, *_: Any) -> Value:
 @rule(aten.constant_pad_nd.default, creates=True)
 def constant_pad(call: Call, x: Value, pad: Sequence[int], value: float = 0) -> Value:
     """A constant before and after; negative widths crop."""
-    dims, zero = list(x.dims), list(x.zero)
+    dims = list(x.dims)
+    zero = list(x.zero) if value == 0 else [False] * len(dims)
     widths: list[Layout | None] = []
     for i in range(len(pad) // 2):
         at = len(dims) - 1 - i
         before, after = pad[2 * i], pad[2 * i + 1]
         cropped = pieces(dims[at], [max(-before, 0), dims[at].size - max(-before, 0) - max(-after, 0), max(-after, 0)])
-        left = Atom(before) if before > 0 else cropped[0]
-        right = Atom(after) if after > 0 else cropped[2]
+        left = call.fresh(before) if before > 0 else cropped[0]
+        right = call.fresh(after) if after > 0 else cropped[2]
         widths += [left, right]
         ends = (left if before > 0 else EMPTY, right if after > 0 else EMPTY)
         dims[at] = resolve(Concat((ends[0], cropped[1], ends[1])))
-        zero[at] = zero[at] and value == 0
     call.tracer.pads = tuple(widths)
     return Value(dims, zero)
 

@@ -1,0 +1,50 @@
+"""Carry out a plan and prove it right, or leave the model as it was."""
+
+from __future__ import annotations
+
+from typing import TypeVar
+
+import torch
+from torch import nn
+
+from secateur.errors import ApplyError
+from secateur.plan.plan import Plan
+from secateur.surgery import Cut, check_fit
+from secateur.trace import unwrap
+from secateur.verify.oracle import check, expected
+
+Model = TypeVar("Model", bound=nn.Module)
+
+
+def apply(
+    model: Model, plan: Plan, *, optimizer: torch.optim.Optimizer | None = None, verify: bool = True
+) -> Model:
+    """Cut a model, in place, and verify it.
+
+    >>> import secateur as sec
+    >>> net = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))
+    >>> plan = sec.plan(sec.trace(net, torch.zeros(1, 4)), sec.Ratio(0.5))
+    >>> sec.apply(net, plan)
+    Sequential(
+      (0): Linear(in_features=4, out_features=4, bias=True)
+      (1): ReLU()
+      (2): Linear(in_features=4, out_features=2, bias=True)
+    )
+
+    All or nothing: whatever goes wrong, the model and the optimizer are as they were, bit for bit. With `optimizer`,
+    its state is cut along and training goes on. `verify=False` skips the proof, which runs the full-size and the cut
+    model once each on the example, in double precision.
+    """
+    inner = unwrap(model)
+    if not isinstance(plan, Plan):
+        raise ApplyError(f"apply takes a Plan, not {type(plan).__name__}; make one with secateur.plan")
+    check_fit(inner, plan)
+    want = expected(inner, plan, plan.example) if verify and plan.axes else None
+    cut = Cut(inner, plan, optimizer)
+    if want is not None:
+        try:
+            check(inner, plan.example, want)
+        except BaseException:
+            cut.undo()
+            raise
+    return model

@@ -1,0 +1,171 @@
+"""Carry out a plan: new tensors in the place of the old ones, attributes that say so. All or nothing."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from secateur.errors import ApplyError, PlanError
+from secateur.nn.attention import MultiheadAttention
+from secateur.plan.plan import Plan
+from secateur.surgery.optimizer import OptimizerCut
+from secateur.surgery.readable import refresh
+from secateur.trace.held import Snapshot, Walk, read, write
+
+
+def named_tensors(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    """Every parameter and buffer under each of its names, tied ones too."""
+    for name, module in model.named_modules():
+        for registered in (module._parameters, module._buffers):
+            for key, tensor in registered.items():
+                if tensor is not None:
+                    yield f"{name}.{key}".lstrip("."), tensor
+
+
+class Cut:
+    """A cut in a model, carried out on construction, that can be undone.
+
+    Nothing of the model is changed before every new tensor exists and fits.
+    """
+
+    def __init__(self, model: nn.Module, plan: Plan, optimizer: torch.optim.Optimizer | None = None) -> None:
+        self.model = model
+        self._classes: list[tuple[nn.Module, type]] = []
+        check_fit(model, plan)
+        self._new = new_tensors(dict(named_tensors(model)), plan.kept)
+        self._old = [tensor for _, tensor in named_tensors(model)]  # keeps ids theirs
+        self._optimizer = OptimizerCut(optimizer, self._index_of(plan), self._new) if optimizer else None
+        self._snapshot = Snapshot(model)
+        try:
+            self._swap(plan)
+            if self._optimizer is not None:
+                self._optimizer.carry_out()
+        except BaseException:
+            self.undo()
+            raise
+
+    def undo(self) -> None:
+        """The model and the optimizer as they were, bit for bit."""
+        self._snapshot.restore()
+        for module, original in reversed(self._classes):
+            module.__class__ = original
+        if self._optimizer is not None:
+            self._optimizer.undo()
+
+    def _index_of(self, plan: Plan) -> dict[int, Mapping[int, Sequence[int]]]:
+        return {id(tensor): plan.kept[name] for name, tensor in named_tensors(self.model) if name in plan.kept}
+
+    def _swap(self, plan: Plan) -> None:
+        attentions = {m: 1 / math.sqrt(m.head_dim) for m in self.model.modules() if type(m) is nn.MultiheadAttention}
+        for module in self.model.modules():
+            for registered in (module._parameters, module._buffers):
+                for key, tensor in registered.items():
+                    if tensor is not None:
+                        registered[key] = self._new.get(id(tensor), tensor)  # type: ignore[assignment]
+        Walk(self.model).replace(lambda value, _: self._new.get(id(value), value))
+        for place, index in plan.held:
+            write(self.model, place, select(read(self.model, place), index))
+        for place, _, value in plan.attributes:
+            write(self.model, place, value)
+        for module, scale in attentions.items():
+            self._loosen(module, scale)
+        refresh(self.model)
+
+    def _loosen(self, attention: nn.MultiheadAttention, scale: float) -> None:
+        """Where torch's attention can no longer express the widths, ours takes its place."""
+        width, inner = attention.out_proj.weight.shape
+        keys = attention.in_proj_weight if attention.in_proj_weight is not None else attention.k_proj_weight
+        rows = keys.shape[0] // (1 if attention.in_proj_weight is None else 3)
+        expressible = width == inner == rows and width % attention.num_heads == 0
+        if expressible and math.isclose(scale, 1 / math.sqrt(width // attention.num_heads)):
+            return
+        self._classes.append((attention, type(attention)))
+        attention.__class__ = MultiheadAttention
+        attention.__dict__["scale"] = scale
+        attention.__dict__["_qkv_same_embed_dim"] = False  # keeps torch's fused kernels away
+
+
+def check_fit(model: nn.Module, plan: Plan) -> None:
+    """Refuse a plan that was made for another model."""
+    have = dict(named_tensors(model))
+    for name, shape in plan.shapes.items():
+        if name not in have:
+            raise PlanError(f"the plan cuts {name}, which {type(model).__name__} does not have; is it for another model?")
+        if tuple(have[name].shape) != tuple(shape):
+            raise PlanError(
+                f"the plan cuts {name} of shape {tuple(shape)}, here it is {tuple(have[name].shape)}; "
+                "trace and plan this model anew"
+            )
+        for dim, index in plan.kept[name].items():
+            _check_index(name, dim, index, shape)
+    for place, was, _ in plan.attributes:
+        try:
+            now = read(model, place)
+        except (AttributeError, KeyError, IndexError, TypeError):
+            raise PlanError(f"the plan sets {place}, which {type(model).__name__} does not have") from None
+        if isinstance(now, bool) or not isinstance(now, int) or now != was:
+            raise PlanError(f"the plan expects {place} to be {was}, here it is {now!r}")
+
+
+def _check_index(name: str, dim: int, index: Sequence[int], shape: Sequence[int]) -> None:
+    if not 0 <= dim < len(shape):
+        raise PlanError(f"the plan cuts dimension {dim} of {name}, which has {len(shape)}")
+    if not index or any(b <= a for a, b in zip(index, index[1:], strict=False)):
+        raise PlanError(f"the plan's positions for {name} dim {dim} are not a rising, non-empty list")
+    if index[0] < 0 or index[-1] >= shape[dim]:
+        raise PlanError(f"the plan keeps position {index[-1]} of {name} dim {dim}, which has {shape[dim]}")
+
+
+def select(tensor: Tensor, kept: Mapping[int, Sequence[int]]) -> Tensor:
+    """The kept slices of a tensor, in its memory format."""
+    with torch.no_grad():
+        out = tensor.detach()
+        for dim, index in kept.items():
+            out = out.index_select(dim, torch.as_tensor(index, device=tensor.device))
+        for layout in (torch.channels_last, torch.channels_last_3d):
+            if tensor.dim() == (4 if layout is torch.channels_last else 5) and _only(tensor, layout):
+                out = out.contiguous(memory_format=layout)
+    return out
+
+
+def _only(tensor: Tensor, layout: torch.memory_format) -> bool:
+    return tensor.is_contiguous(memory_format=layout) and not tensor.is_contiguous()
+
+
+def new_tensors(have: Mapping[str, Tensor], kept: Mapping[str, Mapping[int, Sequence[int]]]) -> dict[int, Tensor]:
+    """The cut tensor for each old one, by its id; tied names must agree."""
+    made: dict[int, Tensor] = {}
+    plans: dict[int, tuple[str, Mapping[int, Sequence[int]]]] = {}
+    for name, dims in kept.items():
+        old = have[name]
+        if id(old) in made:
+            first, other = plans[id(old)]
+            if dict(other) != dict(dims):
+                raise ApplyError(f"{name} and {first} are one tensor, but the plan cuts them differently")
+            continue
+        made[id(old)] = _like(old, select(old, dims), lambda t, d=dims: select(t, d))
+        plans[id(old)] = (name, dims)
+    return made
+
+
+def _like(old: Tensor, data: Tensor, follow: Callable[[Tensor], Tensor]) -> Tensor:
+    """A tensor with everything that the old one had besides its data: flags, gradient, hooks, attributes."""
+    if not isinstance(old, nn.Parameter):
+        return data.requires_grad_(old.requires_grad) if old.requires_grad else data
+    new = nn.Parameter(data, requires_grad=old.requires_grad)
+    if old.grad is not None:
+        new.grad = follow(old.grad)
+    for key, value in vars(old).items():
+        new.__dict__[key] = value
+    for hook in (old._backward_hooks or {}).values():
+        new.register_hook(hook)
+    for hook in (getattr(old, "_post_accumulate_grad_hooks", None) or {}).values():
+        new.register_post_accumulate_grad_hook(hook)
+    return new
+
+
+__all__: list[Any] = ["Cut", "check_fit", "named_tensors", "new_tensors", "select"]

@@ -1,0 +1,277 @@
+"""Samples of ops that work on each element by itself; for those with torch's `pointwise` tag, made from the schema."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from sampling import SAMPLES, Draw, Sample, call, in_size, sample, shapes_only
+
+aten = torch.ops.aten
+
+
+@sample(aten.clone.default, aten.alias.default, aten.detach.default, aten.lift_fresh.default, aten.lift.default)
+@sample(aten.lift_fresh_copy.default, aten.contiguous.default, aten.positive.default, aten.to_dense.default)
+@sample(aten._conj.default, aten.resolve_conj.default, aten.resolve_neg.default, aten._to_copy.default)
+@sample(aten.hardswish.default, aten.real.default, aten.log_sigmoid_forward.default)
+@sample(aten.zeros_like.default, aten.ones_like.default, aten.zero.default, aten.zero_.default)
+def unary(draw: Draw) -> Sample:
+    return call(draw.x(*draw.sizes(3)))
+
+
+@sample(aten.imag.default, aten._conj.default, aten.real.default)
+def unary_complex(draw: Draw) -> Sample:
+    return call(draw.complex(*draw.sizes(2)))
+
+
+@sample(aten.empty_like.default, aten.rand_like.default, aten.randn_like.default)
+@sample(aten.uniform_.default, aten.normal_.default, aten.exponential_.default, aten.bernoulli_.float)
+def drawn(draw: Draw) -> Sample:
+    return shapes_only(draw.x(*draw.sizes(2)))
+
+
+@sample(aten.rand_like.generator, aten.randn_like.generator)
+def drawn_from(draw: Draw) -> Sample:
+    return shapes_only(draw.x(*draw.sizes(2)), generator=draw.torch_rng)
+
+
+@sample(aten.randint_like.default)
+def randint_like(draw: Draw) -> Sample:
+    return shapes_only(draw.x(*draw.sizes(2)), 9)
+
+
+@sample(aten.randint_like.Tensor)
+def randint_like_tensor(draw: Draw) -> Sample:
+    return shapes_only(draw.x(*draw.sizes(2)), torch.tensor(9))
+
+
+@sample(aten.randint_like.low_dtype)
+def randint_like_low(draw: Draw) -> Sample:
+    return shapes_only(draw.x(*draw.sizes(2)), 3, 9)
+
+
+@sample(aten.randint_like.generator)
+def randint_like_from(draw: Draw) -> Sample:
+    return shapes_only(draw.x(*draw.sizes(2)), 9, generator=draw.torch_rng)
+
+
+@sample(aten.randint_like.Tensor_generator)
+def randint_like_tensor_from(draw: Draw) -> Sample:
+    return shapes_only(draw.x(*draw.sizes(2)), torch.tensor(9), generator=draw.torch_rng)
+
+
+@sample(aten.randint_like.low_generator_dtype)
+def randint_like_low_from(draw: Draw) -> Sample:
+    return shapes_only(draw.x(*draw.sizes(2)), 3, 9, generator=draw.torch_rng)
+
+
+@sample(aten.bernoulli.default)
+def bernoulli(draw: Draw) -> Sample:
+    return shapes_only(draw.bools(*draw.sizes(2)).double())
+
+
+@sample(aten.bernoulli.p)
+def bernoulli_p(draw: Draw) -> Sample:
+    return shapes_only(draw.x(*draw.sizes(2)), 0.5)
+
+
+@sample(aten.bernoulli.Tensor, aten.bernoulli_.Tensor)
+def bernoulli_tensor(draw: Draw) -> Sample:
+    a, b = draw.sizes(2)
+    return shapes_only(draw.x(a, b), draw.bools(a, b).double())
+
+
+@sample(aten.full_like.default, aten.fill.Scalar, aten.fill_.Scalar)
+def filled(draw: Draw) -> Sample:
+    return call(draw.x(*draw.sizes(2)), 1.5)
+
+
+@sample(aten.fill.Tensor, aten.fill_.Tensor)
+def filled_with(draw: Draw) -> Sample:
+    return call(draw.x(*draw.sizes(2)), draw.x())
+
+
+@sample(aten.dropout.default, aten.native_dropout.default)
+def dropout(draw: Draw) -> Sample:
+    return call(draw.x(*draw.sizes(3)), 0.5, False)
+
+
+@sample(aten.rrelu_with_noise.default)
+def rrelu(draw: Draw) -> Sample:
+    a, b = draw.sizes(2)
+    return call(draw.x(a, b), draw.x(a, b))
+
+
+@sample(aten.glu.default)
+def glu(draw: Draw) -> Sample:
+    dim = draw.rng.choice([0, 1, -1])
+    sizes = draw.sizes(3)
+    sizes[dim] *= 2
+    return call(draw.x(*sizes), dim)
+
+
+@sample(aten._prelu_kernel.default)
+def prelu(draw: Draw) -> Sample:
+    a, b = draw.sizes(2)
+    return call(draw.x(a, b, 3), draw.x(1, b, 1))
+
+
+@sample(aten.floor_divide.default, aten.rsub.Tensor)
+def binary(draw: Draw) -> Sample:
+    return call(*broadcast_pair(draw, draw.positive))
+
+
+@sample(aten.floor_divide.Scalar, aten.true_divide.Scalar)
+def with_number(draw: Draw) -> Sample:
+    return call(draw.x(*draw.sizes(2)), 2.0)
+
+
+@sample(aten.polar.default, aten.complex.default)
+def complex_of(draw: Draw) -> Sample:
+    a, b = draw.sizes(2)
+    return call(draw.x(a, b), draw.x(a, b))
+
+
+@sample(aten.__and__.Tensor, aten.__or__.Tensor, aten.__xor__.Tensor)
+def bits(draw: Draw) -> Sample:
+    return call(*broadcast_pair(draw, draw.bools))
+
+
+@sample(aten.__and__.Scalar, aten.__or__.Scalar, aten.__xor__.Scalar)
+def bits_number(draw: Draw) -> Sample:
+    return call(draw.ints(8, *draw.sizes(2)), 5)
+
+
+@sample(aten.where.self)
+def where(draw: Draw) -> Sample:
+    a, b = draw.sizes(2)
+    shapes = draw.rng.choice([((a, b), (a, b), (a, b)), ((b,), (a, b), (1, b)), ((a, 1), (b,), (a, b))])
+    return call(draw.bools(*shapes[0]), draw.x(*shapes[1]), draw.x(*shapes[2]))
+
+
+@sample(aten.where.ScalarSelf)
+def where_number(draw: Draw) -> Sample:
+    a, b = draw.sizes(2)
+    return call(draw.bools(a, 1), draw.rng.choice([0.0, 1.5]), draw.x(a, b))
+
+
+@sample(aten.where.ScalarOther)
+def where_other_number(draw: Draw) -> Sample:
+    a, b = draw.sizes(2)
+    return call(draw.bools(b), draw.x(a, b), draw.rng.choice([0.0, 1.5]))
+
+
+@sample(aten.where.Scalar)
+def where_numbers(draw: Draw) -> Sample:
+    return call(draw.bools(*draw.sizes(2)), 1.5, draw.rng.choice([0.0, 2.5]))
+
+
+@sample(aten.masked_fill.Scalar)
+def masked_fill(draw: Draw) -> Sample:
+    a, b = draw.sizes(2)
+    shape, mask = draw.rng.choice([((a, b), (a, b)), ((a, b), (b,)), ((b,), (a, 1)), ((1, b), (a, b))])
+    return call(draw.x(*shape), draw.bools(*mask), draw.rng.choice([0, 0.0, 1.5]))
+
+
+@sample(aten.masked_fill.Tensor)
+def masked_fill_tensor(draw: Draw) -> Sample:
+    return call(*masked_fill(draw).args[:2], draw.x())
+
+
+@sample(aten.copy.default, aten.copy_.default)
+def copy(draw: Draw) -> Sample:
+    a, b = draw.sizes(2)
+    return call(draw.x(a, b), draw.x(*draw.rng.choice([(a, b), (b,), (a, 1)])))
+
+
+@sample(aten.copy_.Tensor)
+def copy_number(draw: Draw) -> Sample:
+    return call(draw.x(*draw.sizes(2)), draw.x())
+
+
+@sample(aten.view_as_real.default)
+def view_as_real(draw: Draw) -> Sample:
+    return call(draw.complex(*draw.sizes(2)))
+
+
+@sample(aten.view_as_complex.default)
+def view_as_complex(draw: Draw) -> Sample:
+    return call(draw.x(*draw.sizes(2), 2))
+
+
+def broadcast_pair(draw: Draw, make: Any) -> tuple[Any, Any]:
+    a, b = draw.sizes(2)
+    left, right = draw.rng.choice([((a, b), (a, b)), ((a, b), (b,)), ((a, 1), (b,)), ((1, b), (a, b)), ((a, b), ())])
+    return make(*left), make(*right)
+
+
+# By schema -------------------------------------------------------------------------------------------------------
+
+
+def pointwise_ops() -> Iterator[Any]:
+    """Every ATen op that carries torch's tag, but those that write into an `out` argument."""
+    names = {name.partition(".")[0] for name in torch._C._dispatch_get_all_op_names() if name.startswith("aten::")}
+    for name in sorted(names):
+        packet = getattr(aten, name.removeprefix("aten::"), None)
+        for overload in packet.overloads() if packet is not None else ():
+            op = getattr(packet, overload)
+            if torch.Tag.pointwise in op.tags and not any(a.is_out for a in op._schema.arguments):
+                yield op
+
+
+def by_schema(op: Any, draw: Draw) -> Sample:
+    """Arguments that fit an op's schema, of the first kind of number that it accepts."""
+    a, b = draw.sizes(2)
+    tensors = [arg for arg in op._schema.arguments if "Tensor" in str(arg.type)]
+    first = (a, b) if op._schema.is_mutable else draw.rng.choice([(a, b), (1, b)])
+    shapes = [first, *(draw.rng.choice([(a, b), (b,), (a, 1)]) for _ in tensors[1:])]
+    for make in (draw.positive, lambda *s: draw.ints(3, *s) + 1, draw.bools, draw.complex):
+        remaining = iter(shapes)
+        args, kwargs = [], {}
+        for arg in op._schema.arguments:
+            value = make(*next(remaining)) if arg in tensors else _plain(arg)
+            if arg.kwarg_only:
+                kwargs[arg.name] = value
+            else:
+                args.append(value)
+        try:
+            op(*[x.clone() if isinstance(x, torch.Tensor) else x for x in args], **kwargs)
+        except (RuntimeError, TypeError, ValueError):
+            continue
+        return Sample(tuple(args), kwargs)
+    raise NotImplementedError(f"no kind of number fits {op}")
+
+
+def _plain(arg: Any) -> Any:
+    if arg.has_default_value() and arg.name not in ("min", "max"):
+        return arg.default_value
+    kind = str(arg.type)
+    return {"float": 0.5, "int": 1, "bool": False, "number": 2, "Optional[number]": 1}.get(kind)
+
+
+# In place and out ------------------------------------------------------------------------------------------------
+
+
+def writes_out(op: Any) -> bool:
+    return any(arg.is_out for arg in op._schema.arguments)
+
+
+def functional_of(op: Any) -> Any:
+    """The op that an `out` variant computes: of the same name, with the same arguments before the outputs."""
+    packet = getattr(aten, op._schema.name.partition("::")[2])
+    wanted = [(arg.name, str(arg.type)) for arg in op._schema.arguments if not arg.is_out]
+    for name in packet.overloads():
+        other = getattr(packet, name)
+        given = [(arg.name, str(arg.type)) for arg in other._schema.arguments]
+        if not writes_out(other) and given[: len(wanted)] == wanted:
+            return other
+    return None
+
+
+def into_out(op: Any, plain: Sample) -> Sample:
+    """The sample of the functional op, with a tensor of the right shape for every output."""
+    return plain if op is None else Sample(plain.args, dict(plain.kwargs), plain.values, plain.run)
+
+
+__all__ = ["SAMPLES", "in_size"]
