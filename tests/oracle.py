@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 import secateur as sec
+from secateur.axes import free_atoms
 from secateur.plan.plan import Plan, plan
 from secateur.plan.targets import Ratio
 from secateur.surgery.cut import Cut
@@ -23,6 +24,30 @@ from secateur.trace.graph import Axis, Graph
 from secateur.trace.held import Walk
 
 Kept = Mapping[str, Mapping[int, tuple[int, ...]]]
+
+
+class Net(nn.Module):
+    """A module made of parts and a function: `Net(lambda net, x: net.b(net.a(x)), a=…, b=…)`.
+
+    Modules, parameters and ints are set as attributes, as a constructor would; plain tensors in `buffers` are
+    registered.
+    """
+
+    def __init__(self, run: Callable[..., Any], buffers: Mapping[str, Tensor] | None = None, **parts: Any) -> None:
+        super().__init__()
+        self.run = run
+        for name, part in parts.items():
+            setattr(self, name, part)
+        for name, tensor in (buffers or {}).items():
+            self.register_buffer(name, tensor)
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        return self.run(self, *args, **kwargs)
+
+
+def weight(*shape: int) -> nn.Parameter:
+    """A parameter; `proved` fills it."""
+    return nn.Parameter(torch.zeros(shape))
 
 
 # models and their tensors ---------------------------------------------------------------------------------------
@@ -186,8 +211,11 @@ def proved(
 
 
 def axes_at(graph: Graph, tensor: str, dim: int = 0) -> list[Axis]:
-    """The axes that a dimension of a tensor is made of."""
-    return [axis for axis in graph.axes if (tensor, dim) in {(s.tensor, s.dim) for s in axis.sites}]
+    """The axes that a dimension of a tensor is made of, in order; each is found among its sites too."""
+    by_atom = {axis.atom: axis for axis in graph.axes}
+    found = [by_atom[atom] for atom in free_atoms(graph.layouts[tensor][dim])]
+    assert all((tensor, dim) in {(site.tensor, site.dim) for site in axis.sites} for axis in found)
+    return found
 
 
 def axis_at(graph: Graph, tensor: str, dim: int = 0) -> Axis:

@@ -2,7 +2,6 @@
 
 >>> import torch
 >>> from secateur import prune
-from secateur.apply import apply
 >>> layer = prune.l1_unstructured(torch.nn.Linear(4, 4), "weight", amount=0.5)
 >>> int(layer.weight_mask.sum())
 8
@@ -19,9 +18,8 @@ from secateur.errors import (
     TraceError,
     VerifyError,
 )
-from secateur.importance import Magnitude
-from secateur.plan.plan import AxisPlan, Plan, plan
-from secateur.plan.targets import Ratio
+from secateur.importance import FPGM, BNScale, Context, Magnitude, Random
+from secateur.plan import AxisPlan, Macs, Params, Plan, Ratio, Zeros, plan
 from secateur.trace import Axis, Blocked, Graph, Site, trace
 
 __all__ = [
@@ -31,8 +29,15 @@ __all__ = [
     "apply",
     "Plan",
     "AxisPlan",
+    "Macs",
+    "Params",
     "Ratio",
+    "Zeros",
+    "BNScale",
+    "Context",
+    "FPGM",
     "Magnitude",
+    "Random",
     "Axis",
     "Blocked",
     "Graph",

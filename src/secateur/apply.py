@@ -13,6 +13,8 @@ from secateur.surgery import Cut, check_fit
 from secateur.trace import unwrap
 from secateur.verify.oracle import check, expected
 
+_PLAN = "_secateur_plan"
+
 Model = TypeVar("Model", bound=nn.Module)
 
 
@@ -47,4 +49,17 @@ def apply(
         except BaseException:
             cut.undo()
             raise
+    remember(inner, plan)
     return model
+
+
+def remember(model: nn.Module, plan: Plan) -> None:
+    """Keep with the model the plan that leads to it from its full size, for `save`."""
+    before = plan_of(model)
+    model.__dict__[_PLAN] = plan if before is None else before.then(plan)
+
+
+def plan_of(model: nn.Module) -> Plan | None:
+    """The plan that made a model what it is from its full size; None if it was never cut."""
+    found = unwrap(model).__dict__.get(_PLAN)
+    return found if isinstance(found, Plan) else None

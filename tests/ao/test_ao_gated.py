@@ -158,6 +158,17 @@ def test_coherent_masks_follow_the_level_up_and_down_together() -> None:
         assert int(units[0][0].sum()) == 8 - int(8 * level)
 
 
+def test_a_unit_that_is_gone_in_one_gate_counts_as_gone() -> None:
+    layer = nn.LSTM(1, 2, bias=False)
+    for parameter in layer.parameters():
+        parameter.data = torch.tensor([[9.0], [1.0]]).repeat(4, parameter.shape[1])
+    pruner = ao.LSTMSaliencyPruner({"sparsity_level": 0.5}, coherent=True)
+    pruner.prepare(nn.Sequential(layer))
+    masks(layer)["weight_hh_l0"][0] = False
+    pruner.step()
+    assert all(mask.tolist() == [False, True] * 4 for mask in masks(layer).values())
+
+
 # -- warnings -----------------------------------------------------------------------------------------------
 
 

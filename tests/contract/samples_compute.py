@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 import torch.nn.functional as F
-from sampling import Draw, Sample, call, groups_of, in_size, sample, shapes_only
+from sampling import Draw, Sample, call, groups_of, in_size, sample
 
 aten = torch.ops.aten
 
@@ -20,6 +20,12 @@ def addmm(draw: Draw) -> Sample:
     a, b, c = draw.sizes(3)
     bias = draw.rng.choice([(c,), (a, c), (1, c), (a, 1), (1,)])
     return call(draw.x(*bias), draw.x(a, b), draw.x(b, c), alpha=2.0, beta=0.5)
+
+
+@sample(aten.addmm.default)
+def addmm_of_its_shape(draw: Draw) -> Sample:
+    a, b, c = draw.sizes(3)
+    return call(draw.x(a, c), draw.x(a, b), draw.x(b, c))
 
 
 @sample(aten.bmm.default)
@@ -129,7 +135,7 @@ def col2im_unbatched(draw: Draw) -> Sample:
     return call(draw.x(draw.n() * 4, 6), [4, 3], [2, 2], [1, 1], [0, 0], [1, 1])
 
 
-# Normalisations ------------------------------------------------------------------------------------------------
+# Normalisations -------------------------------------------------------------------------------------------
 
 
 def _norm_inputs(draw: Draw, c: int, space: int = 2) -> tuple:
@@ -206,14 +212,27 @@ def instance_norm(draw: Draw) -> Sample:
     return call(draw.x(n, c, 3), None, None, in_size(n, 0, 0), in_size(c, 0, 1), in_size(3, 0, 2), groups_of(c), 1e-5)
 
 
-@sample(aten._weight_norm_interface.default, aten._weight_norm.default)
+@sample(aten._weight_norm.default)
 def weight_norm(draw: Draw) -> Sample:
+    both = weight_norm_interface(draw)
+    return Sample(both.args, run=lambda *args: both.run(*args)[0])
+
+
+@sample(aten._weight_norm_interface.default)
+def weight_norm_interface(draw: Draw) -> Sample:
+    """With 0 / 0 as 0: where a row of v and its length are gone, so is what they make."""
     a, b, c = draw.sizes(3)
     first = draw.rng.random() < 0.5
-    return call(draw.x(a, b, c), draw.x(a, 1, 1) if first else draw.x(1, 1, c), 0 if first else 2)
+
+    def run(v: torch.Tensor, g: torch.Tensor, dim: int) -> tuple[torch.Tensor, torch.Tensor]:
+        length = torch.linalg.vector_norm(v, dim=[i for i in range(v.ndim) if i != dim], keepdim=True)
+        return torch.where(length == 0, 0.0, v * g / length), length
+
+    args = draw.x(a, b, c), draw.x(a, 1, 1) if first else draw.x(1, 1, c), 0 if first else 2
+    return Sample(args, run=run)
 
 
-# Pooling and resizing --------------------------------------------------------------------------------------------
+# Pooling and resizing -------------------------------------------------------------------------------------
 
 
 @sample(aten.avg_pool1d.default, aten.adaptive_avg_pool1d.default)
@@ -312,7 +331,7 @@ def pixel_unshuffle(draw: Draw) -> Sample:
     return call(draw.x(draw.n(), draw.n(), 4, 6), 2)
 
 
-# Whole functions -------------------------------------------------------------------------------------------------
+# Whole functions ------------------------------------------------------------------------------------------
 
 
 @sample(F.scaled_dot_product_attention)
@@ -345,7 +364,7 @@ def _recurrent(draw: Draw, gates: int, *, packed: bool) -> tuple:
     layers, both, biased = draw.n(1, 2), draw.rng.random() < 0.5, draw.rng.random() < 0.5
     batch_first = draw.rng.random() < 0.5 and not packed
     steps, batch, features, hidden = draw.sizes(4)
-    projection = draw.n() if gates == 4 and draw.rng.random() < 0.3 else 0
+    projection = hidden - 1 if gates == 4 and hidden > 2 and draw.rng.random() < 0.5 else 0
     out = projection or hidden
     weights = []
     for layer in range(layers):
@@ -407,6 +426,3 @@ def pack(draw: Draw) -> Sample:
 @sample(aten._pad_packed_sequence.default)
 def pad_packed(draw: Draw) -> Sample:
     return call(draw.x(7, draw.n()), torch.tensor([3, 2, 1, 1]), draw.rng.random() < 0.5, 0.0, 4)
-
-
-__all__ = ["shapes_only"]

@@ -1,19 +1,18 @@
-"""Samples of ops that work on each element by itself; for those with torch's `pointwise` tag, made from the schema."""
+"""Samples of ops that work on each element by itself."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import torch
-from sampling import SAMPLES, Draw, Sample, call, in_size, sample, shapes_only
+from sampling import Draw, Sample, call, sample, shapes_only
 
 aten = torch.ops.aten
 
 
 @sample(aten.clone.default, aten.alias.default, aten.detach.default, aten.lift_fresh.default, aten.lift.default)
 @sample(aten.lift_fresh_copy.default, aten.contiguous.default, aten.positive.default, aten.to_dense.default)
-@sample(aten._conj.default, aten.resolve_conj.default, aten.resolve_neg.default, aten._to_copy.default)
+@sample(aten.resolve_conj.default, aten.resolve_neg.default, aten._to_copy.default)
 @sample(aten.hardswish.default, aten.real.default, aten.log_sigmoid_forward.default)
 @sample(aten.zeros_like.default, aten.ones_like.default, aten.zero.default, aten.zero_.default)
 def unary(draw: Draw) -> Sample:
@@ -185,6 +184,11 @@ def copy(draw: Draw) -> Sample:
     return call(draw.x(a, b), draw.x(*draw.rng.choice([(a, b), (b,), (a, 1)])))
 
 
+@sample(aten.copy_.int, aten.copy_.float)
+def copy_plain_number(draw: Draw) -> Sample:
+    return call(draw.x(*draw.sizes(2)), 2)
+
+
 @sample(aten.copy_.Tensor)
 def copy_number(draw: Draw) -> Sample:
     return call(draw.x(*draw.sizes(2)), draw.x())
@@ -204,74 +208,3 @@ def broadcast_pair(draw: Draw, make: Any) -> tuple[Any, Any]:
     a, b = draw.sizes(2)
     left, right = draw.rng.choice([((a, b), (a, b)), ((a, b), (b,)), ((a, 1), (b,)), ((1, b), (a, b)), ((a, b), ())])
     return make(*left), make(*right)
-
-
-# By schema -------------------------------------------------------------------------------------------------------
-
-
-def pointwise_ops() -> Iterator[Any]:
-    """Every ATen op that carries torch's tag, but those that write into an `out` argument."""
-    names = {name.partition(".")[0] for name in torch._C._dispatch_get_all_op_names() if name.startswith("aten::")}
-    for name in sorted(names):
-        packet = getattr(aten, name.removeprefix("aten::"), None)
-        for overload in packet.overloads() if packet is not None else ():
-            op = getattr(packet, overload)
-            if torch.Tag.pointwise in op.tags and not any(a.is_out for a in op._schema.arguments):
-                yield op
-
-
-def by_schema(op: Any, draw: Draw) -> Sample:
-    """Arguments that fit an op's schema, of the first kind of number that it accepts."""
-    a, b = draw.sizes(2)
-    tensors = [arg for arg in op._schema.arguments if "Tensor" in str(arg.type)]
-    first = (a, b) if op._schema.is_mutable else draw.rng.choice([(a, b), (1, b)])
-    shapes = [first, *(draw.rng.choice([(a, b), (b,), (a, 1)]) for _ in tensors[1:])]
-    for make in (draw.positive, lambda *s: draw.ints(3, *s) + 1, draw.bools, draw.complex):
-        remaining = iter(shapes)
-        args, kwargs = [], {}
-        for arg in op._schema.arguments:
-            value = make(*next(remaining)) if arg in tensors else _plain(arg)
-            if arg.kwarg_only:
-                kwargs[arg.name] = value
-            else:
-                args.append(value)
-        try:
-            op(*[x.clone() if isinstance(x, torch.Tensor) else x for x in args], **kwargs)
-        except (RuntimeError, TypeError, ValueError):
-            continue
-        return Sample(tuple(args), kwargs)
-    raise NotImplementedError(f"no kind of number fits {op}")
-
-
-def _plain(arg: Any) -> Any:
-    if arg.has_default_value() and arg.name not in ("min", "max"):
-        return arg.default_value
-    kind = str(arg.type)
-    return {"float": 0.5, "int": 1, "bool": False, "number": 2, "Optional[number]": 1}.get(kind)
-
-
-# In place and out ------------------------------------------------------------------------------------------------
-
-
-def writes_out(op: Any) -> bool:
-    return any(arg.is_out for arg in op._schema.arguments)
-
-
-def functional_of(op: Any) -> Any:
-    """The op that an `out` variant computes: of the same name, with the same arguments before the outputs."""
-    packet = getattr(aten, op._schema.name.partition("::")[2])
-    wanted = [(arg.name, str(arg.type)) for arg in op._schema.arguments if not arg.is_out]
-    for name in packet.overloads():
-        other = getattr(packet, name)
-        given = [(arg.name, str(arg.type)) for arg in other._schema.arguments]
-        if not writes_out(other) and given[: len(wanted)] == wanted:
-            return other
-    return None
-
-
-def into_out(op: Any, plain: Sample) -> Sample:
-    """The sample of the functional op, with a tensor of the right shape for every output."""
-    return plain if op is None else Sample(plain.args, dict(plain.kwargs), plain.values, plain.run)
-
-
-__all__ = ["SAMPLES", "in_size"]

@@ -7,7 +7,6 @@ from typing import Any
 import torch
 from sampling import Draw, Sample, call, out_size, out_sizes, sample, shapes_only
 
-from secateur.verify.commutation import SizeOf
 
 aten = torch.ops.aten
 
@@ -155,7 +154,7 @@ def fft_c2r(draw: Draw) -> Sample:
     return call(draw.complex(*draw.sizes(2), n), [2], 0, 2 * (n - 1))
 
 
-# Picking by number -----------------------------------------------------------------------------------------------
+# Picking by number ----------------------------------------------------------------------------------------
 
 
 @sample(aten.embedding.default)
@@ -298,7 +297,7 @@ def bucketize(draw: Draw) -> Sample:
     return call(draw.x(*draw.sizes(2)), draw.x(4).sort().values)
 
 
-# Creating --------------------------------------------------------------------------------------------------------
+# Creating -------------------------------------------------------------------------------------------------
 
 
 @sample(aten.zeros.default, aten.ones.default)
@@ -391,6 +390,3 @@ def triangle_indices(draw: Draw) -> Sample:
 @sample(aten.one_hot.default)
 def one_hot(draw: Draw) -> Sample:
     return call(draw.ints(4, *draw.sizes(2)), 4)
-
-
-__all__ = ["SizeOf"]

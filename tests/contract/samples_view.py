@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from sampling import Draw, Sample, bound, call, out_size, out_sizes, sample
 
-from secateur.axes import pieces
-from secateur.verify.commutation import SizeOf
+from secateur.axes import Layout, factor, pieces
+from secateur.verify.commutation import Seen, SizeOf
 
 aten = torch.ops.aten
 
@@ -106,15 +106,20 @@ def expand(draw: Draw) -> Sample:
 def repeat(draw: Draw) -> Sample:
     a, b = draw.sizes(2)
     counts = [draw.n(1, 3) for _ in range(3)]
-    axes = [SizeOf(n, lambda seen, i=i: seen.tracer.repeats[i]) for i, n in enumerate(counts)]
-    return call(draw.x(a, b), axes)
+
+    def times(i: int, n: int) -> SizeOf:
+        return SizeOf(n, lambda seen: factor(seen.outputs[0].dims[i], n)[0])
+
+    return call(draw.x(a, b), [times(i, n) for i, n in enumerate(counts)])
 
 
 @sample(aten.repeat_interleave.self_int)
 def repeat_interleave(draw: Draw) -> Sample:
     a, b = draw.sizes(2)
     dim = draw.rng.choice([0, 1, -1, None])
-    count = SizeOf(draw.n(1, 3), lambda seen: seen.tracer.repeats[-1])
+    n = draw.n(1, 3)
+    size = a * b if dim is None else (a, b)[dim]
+    count = SizeOf(n, lambda seen: factor(seen.outputs[0].dims[dim or 0], size)[1])
     return call(draw.x(a, b), count, dim)
 
 
@@ -243,18 +248,31 @@ def triangle(draw: Draw) -> Sample:
 
 @sample(aten.constant_pad_nd.default)
 def pad(draw: Draw) -> Sample:
+    sizes = draw.sizes(3)
     widths = [draw.n(0, 3) for _ in range(4)]
-    return call(draw.x(*draw.sizes(3)), _pad_sizes(widths), draw.rng.choice([0.0, 1.5]))
+    return call(draw.x(*sizes), _pad_sizes(sizes, widths), draw.rng.choice([0.0, 1.5]))
 
 
 @sample(aten.constant_pad_nd.default)
 def crop(draw: Draw) -> Sample:
     n = draw.n(4, 6)
-    return call(draw.x(draw.n(), n), _pad_sizes([-2, draw.n(0, 2)]))
+    return call(draw.x(3, n), _pad_sizes([3, n], [-2, draw.n(0, 2)]))
 
 
-def _pad_sizes(widths: list[int]) -> list[SizeOf]:
-    return [SizeOf(n, lambda seen, i=i: seen.tracer.pads[i]) for i, n in enumerate(widths)]
+def _pad_sizes(sizes: list[int], widths: list[int]) -> list[SizeOf]:
+    """Widths before and after, from the last dimension on: pieces of the output, or of the input if they crop."""
+
+    def size(i: int, width: int) -> SizeOf:
+        dim = len(sizes) - 1 - i // 2
+
+        def piece(seen: Seen) -> Layout:
+            layout = (seen.outputs if width >= 0 else seen.inputs)[0].dims[dim]
+            rest = layout.size - abs(width)
+            return pieces(layout, [rest, abs(width)])[1] if i % 2 else pieces(layout, [abs(width), rest])[0]
+
+        return SizeOf(width, piece)
+
+    return [size(i, width) for i, width in enumerate(widths)]
 
 
 @sample(aten.reflection_pad1d.default, aten.replication_pad1d.default)

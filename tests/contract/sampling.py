@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from secateur.axes import pieces
+from secateur.axes import factor, pieces
 from secateur.verify.commutation import SizeOf
 
 
@@ -94,8 +94,8 @@ def in_size(size: int, tensor: int, dim: int) -> SizeOf:
 
 
 def groups_of(size: int) -> SizeOf:
-    """What the op's number of groups counts."""
-    return SizeOf(size, lambda seen: seen.tracer.group_axis)  # type: ignore[arg-type, return-value]
+    """A number of groups: channels are (groups × channels of a group)."""
+    return SizeOf(size, lambda seen: factor(seen.inputs[0].dims[1], size)[0])
 
 
 def bound(position: int, tensor: int, dim: int) -> SizeOf:

@@ -199,6 +199,20 @@ def test_a_method_that_fails_leaves_no_trace(kind, at):
     assert flat == [id(w) for w in getattr(module, "_flat_weights", [])]
 
 
+def test_a_failure_at_the_very_end_restores_the_flat_weights_of_an_rnn(monkeypatch):
+    module = nn.LSTM(4, 3)
+    before, flat = state(module), [id(w) for w in module._flat_weights]
+
+    def failing(module, hook):
+        raise MemoryError
+
+    monkeypatch.setattr(nn.Module, "register_forward_pre_hook", failing)
+    with pytest.raises(MemoryError):
+        prune.l1_unstructured(module, "weight_ih_l0", 1)
+    assert_same(before, state(module))
+    assert flat == [id(w) for w in module._flat_weights]
+
+
 def test_a_failure_at_the_last_of_many_undoes_the_first(monkeypatch):
     first, second = layer(), prune.l1_unstructured(layer(), "weight", 2)
     before = state(first), state(second)

@@ -281,3 +281,15 @@ def test_a_copy_of_a_watched_tensor_is_not_taken_for_it():
     assert not unchanged(t.clone(), stamp)
     assert not unchanged(copy.deepcopy(t), stamp)
     assert unchanged(t, stamp)
+
+
+def test_masks_can_be_mapped_over(layer):
+    layer(X)
+    masks = torch.stack([torch.ones(5, 6), torch.zeros(5, 6)])
+
+    def run(mask):
+        return torch.func.functional_call(layer, {"weight_mask": mask}, (X,))
+
+    dense, empty = torch.func.vmap(run)(masks)
+    torch.testing.assert_close(dense, nn.functional.linear(X, layer.weight_orig, layer.bias))
+    torch.testing.assert_close(empty, layer.bias.expand(2, 5))

@@ -63,7 +63,7 @@ def distance_sums(rows: Tensor, p: int) -> Tensor:
     For each row the sum of its Lp distances to all rows. Each pair is computed once, in chunks.
     """
     sums = rows.new_zeros(len(rows))
-    norms = rows.square().sum(1) if p == 2 and len(rows) > _CHUNK else None
+    norms = torch.linalg.vector_norm(rows, dim=1).square() if p == 2 and len(rows) > _CHUNK else None
     for start in range(0, len(rows), _CHUNK):
         stop = start + _CHUNK
         chunk = rows[start:stop]

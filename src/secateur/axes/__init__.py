@@ -17,7 +17,7 @@ from secateur.axes.layout import (
     size_after,
     why_fixed,
 )
-from secateur.axes.unify import factor, fix, hint, note, pieces, split, unify
+from secateur.axes.unify import factor, fix, hint, leak, note, pieces, split, unify
 
 __all__ = [
     "EMPTY",
@@ -34,6 +34,7 @@ __all__ = [
     "free_atoms",
     "hint",
     "keep_mask",
+    "leak",
     "note",
     "pieces",
     "positions",

@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 class Atom:
     """An axis of `size` positions, until it is bound to a layout that says what it is made of."""
 
-    __slots__ = ("bound", "fixed", "hints", "notes", "size")
+    __slots__ = ("bound", "fixed", "hints", "leaks", "notes", "size")
 
     def __init__(self, size: int, fixed: str | None = None) -> None:
         self.size = size
@@ -33,6 +33,7 @@ class Atom:
         self.fixed: str | None = fixed  # why it must not be cut
         self.notes: dict[str, None] = {}  # why cutting it is not exact, in order
         self.hints: dict[str, None] = {}  # what it is called, in order
+        self.leaks = False  # whether a position counts even when all that makes it is zero
 
     def __repr__(self) -> str:
         return f"{'!' if self.fixed else ''}{self.size}" if self.bound is None else repr(resolve(self))

@@ -34,6 +34,12 @@ def note(layout: Layout, reason: str) -> None:
         atom.notes.setdefault(reason)
 
 
+def leak(layout: Layout) -> None:
+    """Remember that positions of a layout count even when all that makes them is zero."""
+    for atom in atoms(layout):
+        atom.leaks = True
+
+
 def hint(layout: Layout, name: str) -> None:
     """Remember what people call the one atom that a layout is."""
     layout = resolve(layout)
@@ -74,6 +80,8 @@ def _bind(atom: Atom, layout: Layout) -> None:
         note(layout, reason)
     for name in atom.hints:
         hint(layout, name)
+    if atom.leaks:
+        leak(layout)
 
 
 def _give_up(*layouts: Layout) -> None:
@@ -146,13 +154,29 @@ def _unify_product_with_concat(product: Product, concat: Concat) -> None:
     """(h × t) is (h1 × t) + (h2 × t) + … with h = h1 + h2 + …, wherever the parts are multiples of t."""
     for cut in range(1, len(product.parts)):
         tail = Product(product.parts[cut:])
-        if all(part.size % tail.size == 0 for part in concat.parts):
-            heads = tuple(Atom(part.size // tail.size) for part in concat.parts)
+        rows = _rows(concat, tail.size)
+        if rows is not None:
+            heads = tuple(Atom(row.size // tail.size) for row in rows)
             unify(Product(product.parts[:cut]), Concat(heads))
-            for part, head in zip(concat.parts, heads, strict=True):
-                unify(part, Product((head, tail)))
+            for row, head in zip(rows, heads, strict=True):
+                unify(row, Product((head, tail)))
             return
     _give_up(product, concat)
+
+
+def _rows(concat: Concat, size: int) -> list[Layout] | None:
+    """The parts of a concat as multiples of a size; parts may make one row of it together."""
+    rows: list[Layout] = []
+    begun: list[Layout] = []
+    for part in concat.parts:
+        if not begun and part.size % size == 0:
+            rows.append(part)
+            continue
+        begun.append(part)
+        if sum(p.size for p in begun) == size:
+            rows.append(Concat(tuple(begun)))
+            begun = []
+    return None if begun else rows
 
 
 def factor(layout: Layout, head: int) -> tuple[Layout, Layout]:

@@ -19,6 +19,7 @@ class Context:
     axis: Axis
     parameters: Mapping[str, Tensor]
     layouts: Mapping[str, tuple[Layout, ...]]
+    norms: frozenset[str] = frozenset()  # the parameters that scale the output of a batch norm
 
 
 def gather(context: Context, slices: Callable[[Tensor, int], Tensor]) -> Tensor:
@@ -36,3 +37,6 @@ def gather(context: Context, slices: Callable[[Tensor, int], Tensor]) -> Tensor:
                 mine = owner >= 0
                 total.index_add_(0, owner[mine], scores[mine])
     return total
+
+
+Importance = Callable[[Context], Tensor]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -10,88 +10,170 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from secateur.axes import Atom, free_atoms, keep_mask
-from secateur.importance import Context, Magnitude
-from secateur.plan.counts import settle
-from secateur.plan.targets import Ratio
-from secateur.trace.graph import Axis, Graph
+from secateur.axes import free_atoms, keep_mask
+from secateur.errors import PlanError
+from secateur.importance import Importance, Magnitude
+from secateur.plan.cost import CostModel
+from secateur.plan.problem import Problem
+from secateur.plan.targets import Chosen, Ratio, Target
+from secateur.trace.graph import Graph
 from secateur.trace.sizes import Place
 
-Importance = Callable[[Context], Tensor]
+Kept = Mapping[int, tuple[int, ...]]  # dimension -> the indices that stay, rising
 
 
 @dataclass(frozen=True)
 class AxisPlan:
-    """What stays of one axis."""
+    """What stays of one axis, and what cutting it alone would save."""
 
     name: str
     size: int
     keep: tuple[int, ...]
     exact: bool
+    macs: int = 0
+    params: int = 0
+
+
+@dataclass(frozen=True)
+class Change:
+    """A cost before and after."""
+
+    before: int
+    after: int
+
+    def __str__(self) -> str:
+        return f"{self.before:,} → {self.after:,} ({self.after / max(self.before, 1):.1%})"
 
 
 @dataclass(frozen=True)
 class Plan:
-    """Which positions stay, tensor by tensor, and which attributes must say so."""
+    """Which positions stay, tensor by tensor, and which attributes must say so.
+
+    >>> import secateur as sec
+    >>> net = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.ReLU(), torch.nn.Linear(8, 2))
+    >>> plan = sec.plan(sec.trace(net, torch.zeros(1, 4)), sec.Ratio(0.5))
+    >>> sorted(plan.keep)
+    ['0.bias', '0.weight', '2.weight']
+    >>> sec.Plan.from_json(plan.to_json()) == plan
+    True
+    """
 
     axes: tuple[AxisPlan, ...]
-    kept: Mapping[str, Mapping[int, tuple[int, ...]]]
+    kept: Mapping[str, Kept]
     shapes: Mapping[str, tuple[int, ...]]
     attributes: tuple[tuple[Place, int, int], ...]
-    held: tuple[tuple[Place, Mapping[int, tuple[int, ...]]], ...] = ()  # tensors in plain attributes
+    held: tuple[tuple[Place, Kept], ...] = ()  # tensors in plain attributes
+    macs: Change = Change(0, 0)
+    params: Change = Change(0, 0)
+    bytes: Change = Change(0, 0)
     example: Any = field(default=None, repr=False, compare=False)
-
-    def every_kept(self) -> dict[str, Mapping[int, tuple[int, ...]]]:
-        """What stays of each tensor, those in plain attributes too."""
-        return {**self.kept, **{str(place): dims for place, dims in self.held}}
 
     @property
     def keep(self) -> dict[str, dict[int, Tensor]]:
         """{tensor name: {dim: sorted int64 tensor of kept indices}}, only dims that change."""
         return {name: {d: torch.tensor(k) for d, k in dims.items()} for name, dims in self.kept.items()}
 
+    def every_kept(self) -> dict[str, Kept]:
+        """What stays of each tensor, those in plain attributes too."""
+        return {**self.kept, **{str(place): dims for place, dims in self.held}}
+
+    def to_json(self) -> str:
+        """The plan as text, the same on every machine."""
+        from secateur.plan.json import dumps
+
+        return dumps(self)
+
+    @staticmethod
+    def from_json(text: str) -> Plan:
+        """The plan that `to_json` wrote; anything else is refused."""
+        from secateur.plan.json import loads
+
+        return loads(text)
+
+    def then(self, second: Plan) -> Plan:
+        """This plan and, on the model that it makes, a second one, as a single plan."""
+        from secateur.plan.compose import compose
+
+        return compose(self, second)
+
+    def __str__(self) -> str:
+        width = max((len(axis.name) for axis in self.axes), default=4)
+        lines = [f"{'axis':<{width}}  before  after  {'saves MACs':>14}  {'saves params':>12}"]
+        for a in self.axes:
+            mark = "" if a.exact else "  inexact"
+            lines.append(f"{a.name:<{width}}  {a.size:>6}  {len(a.keep):>5}  {a.macs:>14,}  {a.params:>12,}{mark}")
+        return "\n".join([*lines, f"MACs    {self.macs}", f"params  {self.params}"])
+
 
 def plan(
     graph: Graph,
-    target: Ratio,
+    target: Target | Mapping[str, float],
     *,
     importance: Importance | None = None,
     exact: bool = False,
     protect: Sequence[str] = (),
     round_to: int = 1,
 ) -> Plan:
-    """Decide which positions stay."""
-    importance = importance or Magnitude()
-    chosen = [axis for axis in graph.axes if axis.exact or not exact]
-    wanted = {axis.atom: axis.size - target.removed(axis.name, axis.size) for axis in chosen}
-    counts = settle(graph.sizes, wanted)
-    parameters = dict(graph.model.named_parameters(remove_duplicate=False))
-    masks: dict[Atom, np.ndarray] = {}
+    """Decide which positions stay.
+
+    >>> import secateur as sec
+    >>> net = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.ReLU(), torch.nn.Linear(8, 2))
+    >>> print(sec.plan(sec.trace(net, torch.zeros(1, 4)), sec.Ratio(0.5)))
+    axis        before  after      saves MACs  saves params
+    0 features       8      4              24            28
+    MACs    48 → 24 (50.0%)
+    params  58 → 30 (51.7%)
+
+    `target` is `Ratio(r)`, `Macs(f)`, `Params(f)` or `Zeros()`. `importance` scores the positions of an axis; the best
+    stay. `exact=True` cuts only axes whose cut is exact; `protect` names axes, modules or parameters that stay whole,
+    as globs; `round_to` keeps multiples of it, as far as an axis is that large.
+    """
+    if not isinstance(graph, Graph):
+        raise PlanError(f"plan takes a Graph, not {type(graph).__name__}; make one with secateur.trace")
+    if isinstance(target, Mapping):
+        target = Ratio(target)
+    if not hasattr(target, "choose"):
+        raise PlanError(f"a target is Ratio(r), Macs(f), Params(f) or Zeros(), not {target!r}")
+    if isinstance(round_to, bool) or not isinstance(round_to, int) or round_to < 1:
+        raise PlanError(f"round_to is a whole number from 1 on, not {round_to!r}")
+    if isinstance(protect, str):
+        protect = (protect,)
+    criterion = Magnitude() if importance is None else importance
+    if not callable(criterion):
+        raise PlanError(f"importance is a function of a Context, such as Magnitude(), not {criterion!r}")
+    problem = Problem(graph, criterion, exact=exact, protect=tuple(protect), round_to=round_to)
+    return make_plan(graph, target.choose(problem))
+
+
+def make_plan(graph: Graph, chosen: Chosen) -> Plan:
+    """The plan that keeps the chosen positions of each axis and all of every other."""
+    cost = CostModel(graph)
+    masks = {}
     axes = []
-    for axis in chosen:
-        count = counts.get(axis.atom, axis.size)
-        if count == axis.size:
-            continue
-        scores = importance(Context(axis, parameters, graph.layouts))
-        best = torch.topk(scores, count).indices.sort().values.numpy()
+    for axis, positions in chosen.items():
         mask = np.zeros(axis.size, np.bool_)
-        mask[best] = True
+        mask[positions.numpy()] = True
         masks[axis.atom] = mask
-        axes.append(AxisPlan(axis.name, axis.size, tuple(best.tolist()), axis.exact))
+        alone = {axis.atom: len(positions)}
+        saved = (cost.macs({}) - cost.macs(alone), cost.params({}) - cost.params(alone))
+        axes.append(AxisPlan(axis.name, axis.size, tuple(positions.tolist()), axis.exact, *saved))
+    counts = {atom: int(mask.sum()) for atom, mask in masks.items()}
     kept: dict[str, dict[int, tuple[int, ...]]] = {}
-    shapes = {}
     for name, dims in graph.layouts.items():
         for i, layout in enumerate(dims):
             if any(atom in masks for atom in free_atoms(layout)):
                 kept.setdefault(name, {})[i] = tuple(np.flatnonzero(keep_mask(layout, masks)).tolist())
-                shapes[name] = tuple(d.size for d in dims)
-    final = {atom: int(mask.sum()) for atom, mask in masks.items()}
-    attributes = tuple(
-        (place, graph.sizes.held(place, {}), value) for place, value in graph.sizes.changed_places(final).items()
-    )
+    sizes = graph.sizes
+    attributes = ((place, sizes.held(place, {}), value) for place, value in sizes.changed_places(counts).items())
     held = tuple((graph.places[name], kept.pop(name)) for name in list(kept) if graph.kinds[name] == "attribute")
-    shapes = {name: shape for name, shape in shapes.items() if name in kept}
-    return Plan(tuple(axes), kept, shapes, attributes, held, graph.example)
-
-
-__all__ = ["Axis", "AxisPlan", "Plan", "plan"]
+    return Plan(
+        axes=tuple(axes),
+        kept=kept,
+        shapes={name: tuple(d.size for d in graph.layouts[name]) for name in kept},
+        attributes=tuple(attributes),
+        held=held,
+        macs=Change(cost.macs({}), cost.macs(counts)),
+        params=Change(cost.params({}), cost.params(counts)),
+        bytes=Change(cost.bytes({}), cost.bytes(counts)),
+        example=graph.example,
+    )

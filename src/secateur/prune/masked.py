@@ -68,6 +68,7 @@ class _Made:
     """The evidence by which a masked weight is still the right one; it lives on that weight."""
 
     orig: Tensor
+    mask: Tensor
     grad: bool
     stamps: tuple[Stamp | None, Stamp | None, Stamp | None]
 
@@ -80,7 +81,7 @@ def make(orig: Tensor, mask: Tensor) -> Tensor:
     weight = masked(orig, mask, grad)
     stamps = (watch(orig), watch(mask), watch(weight))
     if None not in stamps:
-        vars(weight)[_MADE] = _Made(orig, grad, stamps)
+        vars(weight)[_MADE] = _Made(orig, mask, grad, stamps)
     return weight
 
 
@@ -103,6 +104,7 @@ def holds(module: nn.Module, name: str) -> bool:
     return (
         made is not None
         and made.orig is orig
+        and made.mask is mask
         and made.grad == (orig.requires_grad and torch.is_grad_enabled())
         and unchanged(orig, made.stamps[0])
         and unchanged(mask, made.stamps[1])

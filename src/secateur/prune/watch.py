@@ -58,6 +58,6 @@ def watch(tensor: Tensor) -> Stamp | None:
 
 def unchanged(tensor: Tensor, stamp: Stamp | None) -> bool:
     """Whether nothing has had the chance to write to `tensor` since `watch` returned `stamp`."""
-    if _is_marked is None or type(tensor) not in _PLAIN or not _is_marked(tensor):
+    if stamp is None or _is_marked is None or not _is_marked(tensor):
         return False
-    return stamp is not None and tensor.untyped_storage().__dict__.get(_KEY) is stamp
+    return tensor.untyped_storage().__dict__.get(_KEY) is stamp

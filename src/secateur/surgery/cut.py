@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import enum
 import math
+import reprlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -14,7 +16,9 @@ from secateur.nn.attention import MultiheadAttention
 from secateur.plan.plan import Plan
 from secateur.surgery.optimizer import OptimizerCut
 from secateur.surgery.readable import refresh
-from secateur.trace.held import Snapshot, Walk, read, write
+from secateur.trace.held import Snapshot, Walk, holder, read, write
+from secateur.trace.held import _items as items
+from secateur.trace.sizes import Place
 
 
 def named_tensors(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
@@ -102,13 +106,32 @@ def check_fit(model: nn.Module, plan: Plan) -> None:
             )
         for dim, index in plan.kept[name].items():
             _check_index(name, dim, index, shape)
+    modules = dict(model.named_modules())
     for place, was, _ in plan.attributes:
-        try:
-            now = read(model, place)
-        except (AttributeError, KeyError, IndexError, TypeError):
-            raise PlanError(f"the plan sets {place}, which {type(model).__name__} does not have") from None
-        if isinstance(now, bool) or not isinstance(now, int) or now != was:
-            raise PlanError(f"the plan expects {place} to be {was}, here it is {now!r}")
+        now = _reached(modules, place)
+        if isinstance(now, bool | enum.Enum) or not isinstance(now, int) or now != was:
+            raise PlanError(f"the plan expects {place} to be {was}, here it is {reprlib.repr(now)}")
+    for place, dims in plan.held:
+        now = _reached(modules, place)
+        if not isinstance(now, Tensor):
+            raise PlanError(f"the plan cuts {place}, which is a {type(now).__name__} here, not a tensor")
+        for dim, index in dims.items():
+            _check_index(str(place), dim, index, now.shape)
+
+
+def _reached(modules: Mapping[str, nn.Module], place: Place) -> Any:
+    """What a place holds, if tracing looks there: never at a method, a hook, a registry or a class."""
+    obj: Any = modules.get(place.owner)
+    for at, step in enumerate(place.path):
+        store = None if at and isinstance(obj, nn.Module) else holder(obj)
+        if isinstance(obj, tuple) and not isinstance(obj, torch.Size):
+            inside = dict(enumerate(obj))
+        else:
+            inside = {} if store is None else dict(items(store, obj))
+        if step not in inside:
+            raise PlanError(f"the plan sets {place}, no plain value of this model; is it for another model?")
+        obj = inside[step]
+    return obj
 
 
 def _check_index(name: str, dim: int, index: Sequence[int], shape: Sequence[int]) -> None:

@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch._C._functorch import is_functorch_wrapped_tensor
-from torch._subclasses.fake_tensor import FakeTensorMode
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 from torch.overrides import TorchFunctionMode, redispatch_function
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -25,6 +25,8 @@ from secateur.nn.attention import multi_head_attention_forward
 from secateur.trace import registry
 from secateur.trace import rules as rules  # registers them
 from secateur.trace import signatures as signatures  # registers them
+from secateur.trace.environment import laid_open
+from secateur.trace.environment import unscripted as unscripted  # for verify
 from secateur.trace.held import Snapshot, Walk
 from secateur.trace.sizes import Attr, Dim, Op, Place, Size
 from secateur.trace.tracer import Tracer, tensors_among
@@ -46,7 +48,10 @@ class OpRecorder(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, _types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        out = func(*args, **kwargs)
+        if func is torch.ops.aten._grouped_mm.default and isinstance(args[0], FakeTensor):
+            out = args[0].new_empty(args[0].shape[0], args[1].shape[-1])  # its fake kernel knows one dtype only
+        else:
+            out = func(*args, **kwargs)
         if not self.suspended and isinstance(func, torch._ops.OpOverload):
             self.tracer.record(func, args, kwargs, out, seen=self.seen)
         return out
@@ -234,8 +239,7 @@ class Capture:
                 context.enter_context(self.mode)
             context.enter_context(ops)
             context.enter_context(FunctionRecorder(self.tracer, ops))
-            context.enter_context(unscripted())
-            context.enter_context(_uncached_einops())
+            context.enter_context(laid_open(model))
             output = model(*args, **kwargs)
         self._outputs(output)
 
@@ -249,8 +253,9 @@ class Capture:
 
         def change(value: Any, place: Place) -> Any:
             if isinstance(value, Tensor):
-                if id(value) not in self._by_id:
-                    self.places[str(place)] = place
+                if id(value) in self._by_id:
+                    return self._by_id[id(value)]
+                self.places[str(place)] = place
                 return self._stand_in(value, str(place), "attribute")
             return Size(value, Attr(place), self.tracer)
 
@@ -274,10 +279,11 @@ class Capture:
     def _fake(self, tensor: Tensor) -> Tensor:
         if self.mode is None:
             return tensor.detach().clone()
-        if tensor.device.type == "meta":
-            with self.mode:
-                return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="cpu")
-        return self.mode.from_tensor(tensor.detach(), static_shapes=True)
+        device = "cpu" if tensor.is_meta else tensor.device
+        if tensor.layout is not torch.strided:
+            return self.mode.from_tensor(tensor.detach(), static_shapes=True)
+        with self.mode:
+            return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=device)
 
     def _input(self, item: Any) -> Any:
         if isinstance(item, Tensor):
@@ -315,38 +321,3 @@ def _rebuilt(item: Any, copied: dict[Any, Any]) -> Any:
         return type(item)(copied)
     except TypeError:
         return copied
-
-
-@contextmanager
-def unscripted() -> Iterator[None]:
-    """Call the Python code behind scripted functions: TorchScript would hide what its sizes are made of."""
-    script = torch._C.ScriptFunction
-    original = script.__call__
-
-    def call(self: Any, *args: Any, **kwargs: Any) -> Any:
-        source = getattr(self, "_torchdynamo_inline", None)
-        return original(self, *args, **kwargs) if source is None else source(*args, **kwargs)
-
-    script.__call__ = call
-    try:
-        yield
-    finally:
-        script.__call__ = original
-
-
-@contextmanager
-def _uncached_einops() -> Iterator[None]:
-    """Einops remembers shapes by value; for the run it must look at each tensor's own."""
-    import sys
-
-    module = sys.modules.get("einops.einops")
-    cached = getattr(module, "_reconstruct_from_shape", None)
-    plain = getattr(module, "_reconstruct_from_shape_uncached", None)
-    if module is None or cached is None or plain is None:
-        yield
-        return
-    module._reconstruct_from_shape = plain  # type: ignore[attr-defined]
-    try:
-        yield
-    finally:
-        module._reconstruct_from_shape = cached  # type: ignore[attr-defined]

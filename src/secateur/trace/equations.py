@@ -183,7 +183,8 @@ class Sizes:
     def reason(self, constraint: Constraint) -> str:
         """Why a constraint keeps an axis whole, in words."""
         literal = next((p for e in (constraint.left, constraint.right) for p in parts(e) if isinstance(p, Lit)), None)
-        if isinstance(constraint.left, Lit) or isinstance(constraint.right, Lit):
+        equal = constraint.symbol == "==" and constraint.outcome
+        if equal and (isinstance(constraint.left, Lit) or isinstance(constraint.right, Lit)):
             assert literal is not None
             return (
                 f"{literal.value} is a literal at {constraint.where}; hold it in an attribute to make it cuttable"

@@ -13,7 +13,7 @@ from secateur.axes import Atom, Layout, fix, free_atoms, resolve, size_after, wh
 from secateur.trace.capture import Capture
 from secateur.trace.equations import Constraint, Sizes
 from secateur.trace.held import read
-from secateur.trace.naming import name_axes
+from secateur.trace.naming import hint_heads, name_axes
 from secateur.trace.sizes import Place
 from secateur.trace.tracer import Cost
 
@@ -125,6 +125,7 @@ def build(model: nn.Module, example: Any, capture: Capture) -> Graph:
         return cache[place]
 
     sizes = Sizes(capture.tracer, now)
+    hint_heads(sizes.definitions)
     layouts = {name: tuple(resolve(dim) for dim in value.dims) for name, value in capture.values.items()}
     sites: dict[Atom, list[Site]] = {}
     blocked = []

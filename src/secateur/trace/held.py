@@ -36,7 +36,7 @@ _SKIP = (
 )
 # What nn.Module keeps for itself: registries are handled by name, hooks and flags are not sizes.
 _REGISTRIES = ("_parameters", "_buffers", "_modules")
-_OPAQUE_ROOTS = ("torch", "numpy", "builtins", "collections", "functools", "logging", "threading", "typing", "abc")
+_OPAQUE_ROOTS = ("torch", "numpy", "builtins", "collections", "functools", "logging", "threading", "typing", "abc", "secateur")
 
 
 def holder(obj: Any) -> dict[Any, Any] | list[Any] | None:

@@ -4,7 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from secateur.axes import Atom, Layout
+from secateur.axes import Atom, Layout, hint
+from secateur.trace.sizes import Dim, Expr, Place
+
+
+def hint_heads(definitions: Mapping[Place, Expr]) -> None:
+    """An axis whose size is held under a name like `num_heads` or `head_dim` is called that."""
+    for place, expr in definitions.items():
+        held = str(place.path[-1])
+        if isinstance(expr, Dim) and "head" in held:
+            hint(expr.layout, "head dims" if "dim" in held or "size" in held else "heads")
 
 
 def name_axes(
@@ -31,7 +40,7 @@ def _name(atom: Atom, sites: Sequence[tuple[str, int]], layouts: Mapping[str, tu
     if hint:
         return f"{maker} {hint}"
     if len(layouts[made[0]]) > 2:
-        return f"{maker} channels"
+        return f"{maker} channels".strip()
     siblings = {_module(tensor).rpartition(".")[0] for tensor in (*made, *used)}
     if parent and len(siblings) == 1 and used and len(layouts[made[0]]) == 2:
         return f"{parent} hidden"

@@ -88,12 +88,17 @@ def rule_for(op: Any) -> Rule | None:
 
 
 def _functional(op: Any) -> Any:
-    """`aten.add_.Tensor` -> `aten.add.Tensor`, `aten.add.out` -> `aten.add.Tensor`; None where there is none."""
+    """`aten.add_.Tensor` -> `aten.add.Tensor`, `aten.transpose_.default` -> `aten.transpose.int`; or None."""
     namespace, _, name = op._schema.name.partition("::")
     packet = getattr(getattr(torch.ops, namespace), name.removesuffix("_"), None)
-    if packet is None or op._overloadname not in packet.overloads() or name == name.removesuffix("_"):
+    if packet is None or name == name.removesuffix("_"):
         return None
-    return getattr(packet, op._overloadname)
+    others = [getattr(packet, overload) for overload in packet.overloads()]
+    return next((other for other in others if _takes(other) == _takes(op)), None)
+
+
+def _takes(op: Any) -> list[tuple[str, str]]:
+    return [(argument.name, str(argument.type)) for argument in op._schema.arguments]
 
 
 def registered() -> dict[Any, Rule]:

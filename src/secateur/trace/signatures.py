@@ -17,6 +17,7 @@ from torch import Tensor
 
 from secateur.axes import Layout
 from secateur.trace.registry import sizes
+from secateur.trace.sizes import plain
 from secateur.trace.tracer import Tracer
 
 
@@ -105,7 +106,7 @@ def split(tracer: Tracer, out: Any, /, x: Any, size: Any = None, dim: int = 0, *
     parts = [_dims(tracer, part)[dim] for part in out if _dims(tracer, part)]
     if isinstance(size, tuple | list):
         _expect_all(tracer, size, parts)
-    elif parts and size == parts[0].size:
+    elif parts and plain(size) == parts[0].size:
         for part in parts[:-1]:
             tracer.expect(size, part)
         if parts[-1].size == parts[0].size:

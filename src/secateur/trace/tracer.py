@@ -18,6 +18,7 @@ from secateur.trace.sizes import Dim, Expr, Lit, Size, expr_of, plain
 from secateur.trace.value import Call, Value
 
 _OWN = str(Path(__file__).parents[1])
+_CAPTURE = str(Path(__file__).with_name("capture.py"))  # below its frames is whoever asked for the trace
 _TORCH = str(Path(torch.__file__).parent)
 _KEY = "_secateur_value"
 _TAKES_ROWS = {torch.ops.aten.select.int, torch.ops.aten.unbind.int}
@@ -74,7 +75,8 @@ class Tracer:
     group_axis: Layout | None = None  # what the last op's `groups` counts
     repeats: tuple[Layout | None, ...] = ()  # what the last op's repeat counts count
     pads: tuple[Layout | None, ...] = ()  # what the last op's pad widths count
-    fresh: dict[Atom, None] = field(default_factory=dict)  # new axes whose size nothing has explained yet
+    fresh: dict[Atom, None] = field(default_factory=dict)  # axes that the present call made from nothing
+    explained: list[Layout] = field(default_factory=list)  # layouts whose size the present call was given
     ops: int = 0
     module: str = ""
     listening: bool = True
@@ -186,11 +188,14 @@ class Tracer:
     def expect(self, size: Any, layout: Layout) -> None:
         """A size argument that must be the size of a layout, now and after any cut."""
         layout = resolve(layout)
-        if not isinstance(size, numbers.Integral) or size == -1:
+        if not isinstance(size, int):
+            if not isinstance(size, numbers.Integral):
+                return
+            size = int(size)
+        if plain(size) == -1:
             return
-        for atom in atoms(layout):
-            self.fresh.pop(atom, None)
-        expr = expr_of(size)  # type: ignore[arg-type]
+        self.explained.append(layout)
+        expr = expr_of(size)
         if constant(layout) and isinstance(expr, Lit):
             return
         if isinstance(expr, Dim) and resolve(expr.layout) is layout:
@@ -258,8 +263,7 @@ class Tracer:
 
     def expect_same(self, layout: Layout, other: Layout) -> None:
         """As many positions as another layout has, whichever they are."""
-        for atom in (*atoms(layout), *atoms(other)):
-            self.fresh.pop(atom, None)
+        self.explained += [layout, other]
         if not (constant(resolve(layout)) and constant(resolve(other))) and resolve(layout) is not resolve(other):
             self.equal_counts(layout, other, self.where())
 
@@ -270,11 +274,13 @@ class Tracer:
 
     def account(self, name: str, given: Any) -> None:
         """At the end of a call: a new axis that is neither explained nor one of what was given must stay whole."""
-        unexplained, self.fresh = self.fresh, {}
-        open_ = {atom for axis in unexplained for atom in free_atoms(axis)}
+        open_ = [atom for axis in self.fresh for atom in free_atoms(axis)]
         if open_:
             known = (self.known(tensor) for tensor in tensors_among([given]))
-            open_ -= {atom for value in known if value is not None for dim in value.dims for atom in atoms(dim)}
+            from_given = [dim for value in known if value is not None for dim in value.dims]
+            accounted = {atom for layout in (*self.explained, *from_given) for atom in atoms(layout)}
+            open_ = [atom for atom in open_ if atom not in accounted]
+        self.fresh, self.explained = {}, []
         for atom in open_:
             fix(atom, f"{name}: where its size comes from is not known ({self.where()})")
 
@@ -287,10 +293,12 @@ class Tracer:
             self.comparisons.append(Comparison(symbol, left, right, outcome, self.where()))
 
     def where(self) -> str:
-        """File and line of the innermost frame that is neither torch's nor ours."""
+        """File and line of the innermost frame of the model's code that is neither torch's nor ours."""
         frame = sys._getframe(1)
         while frame is not None:
             name = frame.f_code.co_filename
+            if name == _CAPTURE and frame.f_code.co_name == "_run":
+                return ""
             if not name.startswith((_OWN, _TORCH, "<")):
                 return f"{Path(name).name}:{frame.f_lineno}"
             frame = frame.f_back  # type: ignore[assignment]
@@ -312,7 +320,7 @@ def tensors_among(items: Any) -> list[Tensor]:
 @cache
 def takes_sizes(op: Any) -> bool:
     """Whether an argument of an op is a size, a position or a count."""
-    return any("SymInt" in str(argument.real_type) for argument in op._schema.arguments)
+    return "SymInt" in str(op._schema)
 
 
 def _mutates(op: Any) -> bool:

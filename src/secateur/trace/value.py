@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from secateur.axes import Atom, Layout, constant, fix, note, resolve, unify
+from secateur.axes import Atom, Layout, constant, fix, leak, note, resolve, unify
 
 if TYPE_CHECKING:
     from secateur.trace.tracer import Tracer
@@ -110,6 +110,8 @@ class Call:
         unify(a.dims[i], b.dims[j])
         if not (a.is_zero(i) or b.is_zero(j)):
             self.note(a.dims[i], "sums over removed positions that are not zero")
+        if not (a.is_zero(i) and b.is_zero(j)):
+            leak(a.dims[i])
 
     def reduce(self, x: Value, i: int, needs_zero: bool = True) -> None:
         """Reduce a dimension; exact when removed positions are zero and the reduction ignores zeros."""

@@ -215,7 +215,7 @@ def _own_layouts(value: Value) -> Sequence[Layout]:
 
 
 def _layouts(found: Layout | Sequence[Layout]) -> Sequence[Layout]:
-    return found if isinstance(found, list | tuple) else (found,)  # type: ignore[return-value]
+    return found if isinstance(found, list | tuple) else (found,)
 
 
 def _leaves(item: Any, kind: type) -> Iterator[Any]:

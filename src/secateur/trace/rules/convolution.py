@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from secateur.axes import Product, factor, hint, unify
+from secateur.axes import Product, factor, hint, leak, unify
 from secateur.trace.registry import rule
 from secateur.trace.value import Call, Value
 
@@ -35,6 +35,8 @@ def convolution(
         mixed = weight.dims[inside]
     else:
         group_in, mixed = factor(x.dims[1], groups)
+        if not x.is_zero(1):
+            leak(mixed)
         if not x.is_zero(1) and not weight.is_zero(0 if transposed else 1):
             call.note(mixed, "sums over removed positions that are not zero")
         outer, inner = (mixed, weight.dims[1]) if transposed else (weight.dims[1], mixed)

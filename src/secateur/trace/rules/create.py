@@ -27,6 +27,7 @@ aten = torch.ops.aten
     aten.new_ones.default,
     aten.new_full.default,
     aten.new_empty.default,
+    aten.new_empty_strided.default,
     aten.scalar_tensor.default,
     creates=True,
 )

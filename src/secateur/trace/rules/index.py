@@ -23,11 +23,11 @@ def embedding(call: Call, weight: Value, indices: Value, *_: Any) -> Value:
 
 
 @rule(aten._embedding_bag.default, aten._embedding_bag_forward_only.default)
-def embedding_bag(call: Call, weight: Value, indices: Value, offsets: Value, *_: Any) -> list[Value]:
+def embedding_bag(call: Call, weight: Value, *others: Any) -> list[Value]:
     """out[b, d] = the sum (or mean, or maximum) of weight[i, d] over the indices i of bag b."""
-    call.fix(weight.dims[0], _CHOSEN)
+    call.opaque(Value(weight.dims[:1]), *(v for v in others if isinstance(v, Value)), reason=_CHOSEN)
     first = Value([call.fixed(call.shape[0]), weight.dims[1]], [False, weight.is_zero(1)])
-    rest = [Value([call.fixed(n) for n in shape]) for shape in call.outs[1:]]
+    rest = [Value([call.fixed(n) for n in shape], False) for shape in call.outs[1:]]
     for value, shape in zip(rest, call.outs[1:], strict=True):
         if len(shape) == 2 and shape[1] == weight.dims[1].size:
             value.dims = (value.dims[0], weight.dims[1])
@@ -124,6 +124,7 @@ def scatter(call: Call, x: Value, dim: int, which: Value, source: Any = None, *_
     """out[i, which[i, j]] = source[i, j] (for the last dimension)."""
     dim %= len(x.dims)
     call.fix(x.dims[dim], _CHOSEN)
+    call.fix(which.dims[dim], _CHOSEN)
     _align(call, x, dim, which)
     if isinstance(source, Value) and source.dims:
         call.fix(source.dims[dim], _CHOSEN)
@@ -135,7 +136,7 @@ def scatter(call: Call, x: Value, dim: int, which: Value, source: Any = None, *_
 def index_add(call: Call, x: Value, dim: int, which: Value, source: Value, *_: Any, **__: Any) -> Value:
     """x[…, which[i], …] += source[…, i, …]."""
     dim %= len(x.dims)
-    call.fix(x.dims[dim], _CHOSEN)
+    call.opaque(Value([x.dims[dim]]), which, reason=_CHOSEN)
     for i, (a, b) in enumerate(zip(x.dims, source.dims, strict=True)):
         if i == dim:
             call.fix(b, _CHOSEN)
@@ -147,7 +148,7 @@ def index_add(call: Call, x: Value, dim: int, which: Value, source: Value, *_: A
 @rule(aten.index_fill.int_Scalar, aten.index_fill.int_Tensor)
 def index_fill(call: Call, x: Value, dim: int, which: Value, value: Any) -> Value:
     """x[…, which[i], …] = value."""
-    call.fix(x.dims[dim], _CHOSEN)
+    call.opaque(Value([x.dims[dim]]), which, reason=_CHOSEN)
     return Value(x.dims, False)
 
 

@@ -97,12 +97,12 @@ def group_norm(
 
 @rule(aten._weight_norm_interface.default, aten._weight_norm.default)
 def weight_norm(call: Call, v: Value, g: Value, dim: int = 0) -> Any:
-    """weight = g * v / ‖v‖, the norm over every dimension but one; where v is zero along that one, 0 / 0."""
+    """weight = g * v / ‖v‖, the norm over every dimension but one; 0 / 0 counts as 0."""
     zero = []
     for i, layout in enumerate(v.dims):
         if g.dims[i].size == layout.size:
             unify(g.dims[i], layout)
-            zero.append(g.is_zero(i) and not v.is_zero(i))
+            zero.append(g.is_zero(i) or v.is_zero(i))
         else:
             call.reduce(v, i)
             zero.append(v.is_zero(i))

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from operator import or_
 from typing import Any
 
 import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
-from secateur.axes import resolve, split, unify
+from secateur.axes import constant, resolve, split, unify
 from secateur.trace.registry import rule
 from secateur.trace.value import Call, Value
 
@@ -30,15 +31,24 @@ aten = torch.ops.aten
     aten.__or__,
     aten.__xor__,
 )
-def elementwise(call: Call, *args: Any, **kwargs: Any) -> Value:
+def elementwise(call: Call, *args: Any, **kwargs: Any) -> Value | list[Value]:
     """out[i, j, …] = f(a[i, j, …], b[i, j, …], …), with broadcasting."""
     values = list(_values(args)) + list(_values(kwargs.values()))
     dims = call.broadcast(*values)
+    if len(call.outs) > 1:
+        return [Value(dims, False) for _ in call.outs]
+    anywhere = tuple(any(_zero_at(v, i) for i in range(len(v.dims))) for v in values)
     zero = []
     for back in range(-len(call.shape), 0):
         pattern = tuple(_zero_along(v, back, call.shape[back]) for v in values)
-        zero.append(any(pattern) and _gives_zero(call.op, pattern, args, kwargs))
+        # Where another dimension is removed too, an operand may be zero that is not along this one: 0 / 0.
+        corner = tuple(map(or_, pattern, anywhere))
+        zero.append(any(pattern) and all(_gives_zero(call.op, p, args, kwargs) for p in (pattern, corner)))
     return Value(dims, zero)
+
+
+def _zero_at(value: Value, dim: int) -> bool:
+    return value.is_zero(dim) and not constant(resolve(value.dims[dim]))
 
 
 def _values(items: Iterable[Any]) -> Iterable[Value]:
@@ -69,7 +79,6 @@ def _gives_zero(op: Any, pattern: tuple[bool, ...], args: tuple[Any, ...], kwarg
 
 
 def _try_zero(op: Any, pattern: tuple[bool, ...], args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-    probes = torch.tensor([-3.7, -0.6, 0.3, 1.0, 2.9], dtype=torch.float64)
     flags = iter(pattern)
 
     def probe(item: Any) -> Any:
@@ -80,6 +89,7 @@ def _try_zero(op: Any, pattern: tuple[bool, ...], args: tuple[Any, ...], kwargs:
         return item
 
     with _disable_current_modes(), torch._C.DisableTorchFunction():
+        probes = torch.tensor([-3.7, -0.6, 0.3, 1.0, 2.9], dtype=torch.float64)
         try:
             chosen = {k: probe(v) for k, v in kwargs.items() if k in ("value", "alpha", "rounding_mode")}
             out = op(*[probe(a) for a in args], **chosen)
@@ -110,8 +120,9 @@ def same(call: Call, x: Value, *_: Any, **__: Any) -> Value:
 
 
 @rule(aten.log_sigmoid_forward.default, aten.rrelu_with_noise.default)
-def with_buffer(call: Call, x: Value, *_: Any, **__: Any) -> list[Value]:
+def with_buffer(call: Call, x: Value, *args: Any, **_: Any) -> list[Value]:
     """out = f(x), and what its gradient will need."""
+    call.broadcast(x, *_values(args))
     return [Value(x.dims, False) if shape == x.shape else None for shape in call.outs]  # type: ignore[misc]
 
 
@@ -125,7 +136,7 @@ def glu(call: Call, x: Value, dim: int = -1) -> Value:
 
 
 @rule(aten.native_dropout)
-def native_dropout(call: Call, x: Value, *_: Any) -> tuple[Value, Value]:
+def native_dropout(call: Call, x: Value, *_: Any, **__: Any) -> tuple[Value, Value]:
     """out = x * mask."""
     return same(call, x), Value(x.dims, False)
 
@@ -143,7 +154,7 @@ def where(call: Call, condition: Value, a: Any, b: Any) -> Value:
 
 
 @rule(aten.masked_fill)
-def masked_fill(call: Call, x: Value, mask: Value, value: Any) -> Value:
+def masked_fill(call: Call, x: Value, mask: Value, value: Any, **_: Any) -> Value:
     """out = value where masked, else x."""
     dims = call.broadcast(x, mask)
     keeps = isinstance(value, int | float) and value == 0
@@ -151,8 +162,10 @@ def masked_fill(call: Call, x: Value, mask: Value, value: Any) -> Value:
 
 
 @rule(aten.copy_, aten.copy)
-def copy(call: Call, x: Value, source: Value, *_: Any) -> Value:
+def copy(call: Call, x: Value, source: Any, *_: Any, **__: Any) -> Value:
     """out = source, in x's place."""
+    if not isinstance(source, Value):
+        return Value(x.dims, False)
     padded = Value(call.broadcast(x, source), True)
     zero = [_zero_along(source, back, call.shape[back]) for back in range(-len(call.shape), 0)]
     return Value(padded.dims, zero)
@@ -161,7 +174,7 @@ def copy(call: Call, x: Value, source: Value, *_: Any) -> Value:
 @rule(aten.fill, aten.fill_, aten.zero_, aten.zero, aten.bernoulli_, aten.uniform_, aten.normal_, aten.exponential_)
 def fill(call: Call, x: Value, *args: Any, **_: Any) -> Value:
     """Every element of x becomes a number that does not depend on where it is."""
-    return Value(x.dims, "zero" in call.name)
+    return Value(call.broadcast(x, *_values(args)), "zero" in call.name)
 
 
 @rule(
@@ -173,11 +186,10 @@ def fill(call: Call, x: Value, *args: Any, **_: Any) -> Value:
     aten.randn_like,
     aten.randint_like,
     aten.bernoulli,
-    aten.new_empty_strided,
 )
-def like(call: Call, x: Value, *_: Any, **__: Any) -> Value:
+def like(call: Call, x: Value, *args: Any, **_: Any) -> Value:
     """A tensor of x's shape whose elements do not depend on where they are."""
-    return Value(x.dims, call.name == "zeros_like")
+    return Value(call.broadcast(x, *_values(args)), call.name == "zeros_like")
 
 
 @rule(aten.view_as_real)

@@ -10,6 +10,7 @@ import torch
 
 from secateur.axes import Atom, Concat, Layout, Product, hint, resolve, unify
 from secateur.trace.registry import function_rule, rule
+from secateur.trace.sizes import Dim
 from secateur.trace.value import Call, Value
 
 aten = torch.ops.aten
@@ -97,6 +98,7 @@ def _cell(
         call.contract(Value([hidden], hidden_zero), 0, projection, 1)
         out, out_zero = projection.dims[0], clean and projection.is_zero(0)
         hint(out, "projection")
+        call.tracer.on_comparison("!=", Dim(out), Dim(hidden), True)  # equal widths mean that there is none
         call.tracer.cost(call, *steps, hidden, out)
     call.contract(Value([out], out_zero), 0, w_hh, 1)
     call.tracer.cost(call, *steps, w_ih.dims[0], w_ih.dims[1])

@@ -58,16 +58,28 @@ def vector_norm(call: Call, x: Value, order: float = 2, dim: Any = None, keepdim
 @rule(aten.norm.ScalarOpt_dim, aten.norm.ScalarOpt_dim_dtype)
 def norm(call: Call, x: Value, p: Any, dim: Any, keepdim: bool = False, **_: Any) -> Value:
     """out = (Σ |x|^p)^(1/p)."""
-    return _reduced(call, x, _dims(x, dim), keepdim, needs_zero=True)
+    return vector_norm(call, x, 2 if p is None else p, dim, keepdim)
 
 
 @rule(aten.norm.Scalar)
-def norm_all(call: Call, x: Value, *_: Any) -> Value:
+def norm_all(call: Call, x: Value, p: float = 2) -> Value:
     """out = (Σ |x|^p)^(1/p) over everything."""
-    return _reduced(call, x, _dims(x, None), False, needs_zero=True)
+    return vector_norm(call, x, p)
 
 
-@rule(aten.mean.dim, aten.amax.default, aten.amin.default, aten.logsumexp.default)
+@rule(aten.count_nonzero.default)
+def count_nonzero(call: Call, x: Value, dim: int | None = None) -> Value:
+    """out = Σ [x ≠ 0] over one dimension or all."""
+    return _reduced(call, x, _dims(x, dim), False, needs_zero=True)
+
+
+@rule(aten.logsumexp.default)
+def logsumexp(call: Call, x: Value, dim: Any, keepdim: bool = False) -> Value:
+    """out = log Σ exp(x) over some dimensions."""
+    return Value(statistic(call, x, dim, keepdim).dims, False)
+
+
+@rule(aten.mean.dim, aten.amax.default, aten.amin.default)
 def statistic(call: Call, x: Value, dim: Any = None, keepdim: bool = False, **_: Any) -> Value:
     """A statistic over some dimensions, which knows how many positions there are."""
     return _reduced(call, x, _dims(x, dim), keepdim, needs_zero=False)
@@ -79,7 +91,7 @@ def statistic_all(call: Call, x: Value, **_: Any) -> Value:
     return _reduced(call, x, _dims(x, None), False, needs_zero=False)
 
 
-@rule(aten.all.default, aten.any.default, aten.count_nonzero.default)
+@rule(aten.all.default, aten.any.default)
 def truth_all(call: Call, x: Value, **_: Any) -> Value:
     """Whether all, or any, are true."""
     return _reduced(call, x, _dims(x, None), False, needs_zero=False)
@@ -139,9 +151,8 @@ def cumulative(call: Call, x: Value, dim: int, **_: Any) -> Any:
 @rule(aten.max.dim, aten.min.dim, aten.median.dim, aten.mode.default, aten.kthvalue.default)
 def ranked(call: Call, x: Value, *args: Any, **_: Any) -> tuple[Value, Value]:
     """A value and where it is along a dimension."""
-    dim, keepdim = (args[-2], args[-1]) if args and isinstance(args[-1], bool) else (args[-1], False)
-    if call.name == "kthvalue" and not isinstance(args[-1], bool):
-        dim = args[1] if len(args) > 1 else -1
+    given = list(args[1:] if call.name == "kthvalue" else args)
+    dim, keepdim = (*given, *(-1, False)[len(given) :])
     return _where_ranked(call, x, dim % len(x.dims), keepdim)
 
 
@@ -178,9 +189,9 @@ def topk(call: Call, x: Value, k: int, dim: int = -1, *_: Any) -> list[Value]:
 
 
 @rule(aten.histc.default, aten.bincount.default)
-def histogram(call: Call, x: Value, *_: Any, **__: Any) -> Value:
+def histogram(call: Call, x: Value, *others: Any, **_: Any) -> Value:
     """How many elements fall where."""
-    call.opaque(x, reason="elements are counted")
+    call.opaque(x, *(v for v in others if isinstance(v, Value)), reason="elements are counted")
     return Value([call.fixed(n) for n in call.shape])
 
 

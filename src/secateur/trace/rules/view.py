@@ -304,7 +304,7 @@ def constant_pad(call: Call, x: Value, pad: Sequence[int], value: float = 0) -> 
 
 @rule(aten.reflection_pad1d, aten.reflection_pad2d, aten.reflection_pad3d, aten.replication_pad1d)
 @rule(aten.replication_pad2d, aten.replication_pad3d)
-def border_pad(call: Call, x: Value, pad: Sequence[int]) -> Value:
+def border_pad(call: Call, x: Value, pad: Sequence[int], **_: Any) -> Value:
     """Positions of the border again."""
     padded = len(pad) // 2
     keep = len(x.dims) - padded

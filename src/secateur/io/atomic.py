@@ -1,0 +1,63 @@
+"""Writing a file so that a crash leaves the old one or the new one, never a part."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+import stat
+from collections.abc import Iterator
+from pathlib import Path
+
+from secateur.errors import FileError
+
+
+@contextlib.contextmanager
+def replacing(path: Path, *, overwrite: bool) -> Iterator[Path]:
+    """A new, empty file beside `path`, which takes its place if the block ends well and vanishes if not.
+
+    >>> import tempfile
+    >>> path = Path(tempfile.mkdtemp(), "note")
+    >>> with replacing(path, overwrite=False) as new:
+    ...     _ = new.write_text("whole")
+    >>> path.read_text()
+    'whole'
+    """
+    path = Path(os.path.realpath(path))  # a link stays one, and what it leads to is replaced
+    mode = _mode(path, overwrite)
+    new = path.with_name(f".secateur-{secrets.token_hex(8)}.tmp")
+    try:
+        os.close(os.open(new, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o666))
+        if mode is not None:
+            new.chmod(mode)
+        yield new
+        _sync(new, os.O_RDWR)
+        new.replace(path)
+    except BaseException:
+        new.unlink(missing_ok=True)
+        raise
+    with contextlib.suppress(OSError):  # not every system can sync a folder
+        _sync(path.parent, os.O_RDONLY)
+
+
+def _mode(path: Path, overwrite: bool) -> int | None:
+    """The permissions of the file that will be replaced; None where there is none."""
+    if not path.parent.is_dir():
+        raise FileError(f"there is no folder {path.parent}; make it first")
+    try:
+        found = path.stat().st_mode
+    except FileNotFoundError:
+        return None
+    if not stat.S_ISREG(found):
+        raise FileError("there is something that is no file; give the path of a file")
+    if not overwrite:
+        raise FileError("there is a file already; pass overwrite=True to replace it, or another path")
+    return stat.S_IMODE(found)
+
+
+def _sync(path: Path, flags: int) -> None:
+    descriptor = os.open(path, flags)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

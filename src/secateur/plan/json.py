@@ -1,0 +1,238 @@
+"""Plans as JSON: versioned, the same on every machine, refused unless every field is what it should be."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from itertools import pairwise
+from typing import Any
+
+from secateur.errors import PlanError
+from secateur.plan import example
+from secateur.plan.plan import AxisPlan, Change, Kept, Plan
+from secateur.trace.sizes import Key, Place
+
+VERSION = 1
+_MOST_TEXT = 64 * 2**20  # characters: a plan for a model of 70 billion parameters has about half as many
+_MOST_PARTS = 4 * 2**20  # lists and objects: what they take once parsed is many times their text
+_LONGEST_PATH = 64
+_MOST = 2**63  # what a size, a position or a count stays below
+
+
+def dumps(plan: Plan) -> str:
+    """A plan as text."""
+    return json.dumps(to_data(plan), separators=(",", ":"), sort_keys=True)
+
+
+def to_data(plan: Plan) -> dict[str, Any]:
+    return {
+        "secateur_plan": VERSION,
+        "axes": [_axis_data(axis) for axis in plan.axes],
+        "tensors": {
+            name: {"shape": list(plan.shapes[name]), "keep": _keep_data(dims)}
+            for name, dims in plan.kept.items()
+        },
+        "attributes": [
+            {**_place_data(place), "was": was, "value": value} for place, was, value in plan.attributes
+        ],
+        "held": [{**_place_data(place), "keep": _keep_data(dims)} for place, dims in plan.held],
+        "macs": [plan.macs.before, plan.macs.after],
+        "params": [plan.params.before, plan.params.after],
+        "bytes": [plan.bytes.before, plan.bytes.after],
+        "example": example.recipe(plan.example),
+    }
+
+
+def _axis_data(axis: AxisPlan) -> dict[str, Any]:
+    saves = {"macs": axis.macs, "params": axis.params}
+    return {"name": axis.name, "size": axis.size, "keep": list(axis.keep), "exact": axis.exact, **saves}
+
+
+def _keep_data(dims: Kept) -> dict[str, list[int]]:
+    return {str(dim): list(index) for dim, index in dims.items()}
+
+
+def _place_data(place: Place) -> dict[str, Any]:
+    steps: list[dict[str, Any]] = []
+    for step in place.path:
+        if not isinstance(step, Key):
+            steps.append({"index": step} if isinstance(step, int) else {"name": step})
+        elif type(step.key) in (str, int):
+            steps.append({"key": step.key})
+        else:
+            raise PlanError(
+                f"{place} is under a key of type {type(step.key).__name__}, which JSON does not have; "
+                "use text or whole numbers as keys there"
+            )
+    return {"module": place.owner, "path": steps}
+
+
+def loads(text: str | bytes) -> Plan:
+    """The plan in a text; refused with the reason where it is not one."""
+    if not isinstance(text, str | bytes):
+        raise PlanError(f"a plan is read from text, not {type(text).__name__}")
+    try:
+        return from_data(parse(text))
+    except ValueError as error:
+        raise PlanError(f"this is not a plan: {error}") from None
+
+
+def parse(text: str | bytes) -> Any:
+    """JSON of unknown origin, as data; ValueError where it is too large, too deep or not JSON."""
+    if len(text) > _MOST_TEXT:
+        raise ValueError(f"{len(text)} characters are more than any plan has")
+    text = text.decode() if isinstance(text, bytes) else text
+    if text.count("[") + text.count("{") > _MOST_PARTS:
+        raise ValueError("it has more lists and objects than any plan")
+    try:
+        return json.loads(text, parse_constant=_no_constant, object_pairs_hook=_no_duplicates)
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
+
+
+def _no_constant(name: str) -> Any:
+    raise ValueError(f"{name} is not a number")
+
+
+def _no_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    made = dict(pairs)
+    if len(made) < len(pairs):
+        raise ValueError("the same key twice in one object")
+    return made
+
+
+def from_data(data: Any) -> Plan:
+    """The plan in parsed JSON."""
+    try:
+        version = _typed(_mapping(data, "plan"), "secateur_plan", int)
+        if version != VERSION:
+            raise PlanError(f"a plan of version {version}; this library reads version {VERSION}")
+        tensors = _mapping(data.get("tensors"), "tensors")
+        return Plan(
+            axes=tuple(_axis(item) for item in _list(data.get("axes"), "axes")),
+            kept={name: _kept(_mapping(t, _shown(name)).get("keep"), name) for name, t in tensors.items()},
+            shapes={name: _ints(t.get("shape"), f"shape of {_shown(name)}") for name, t in tensors.items()},
+            attributes=tuple(
+                (place, _typed(item, "was", int), _typed(item, "value", int))
+                for place, item in _places(data.get("attributes"), "attributes").items()
+            ),
+            held=tuple(
+                (place, _kept(item.get("keep"), str(place)))
+                for place, item in _places(data.get("held"), "held").items()
+            ),
+            macs=_change(data.get("macs"), "macs"),
+            params=_change(data.get("params"), "params"),
+            bytes=_change(data.get("bytes"), "bytes"),
+            example=_example(data.get("example")),
+        )
+    except RecursionError:
+        raise PlanError("this is not a plan: it is nested too deeply") from None
+
+
+def _example(how: Any) -> Any:
+    if how is None:
+        return None
+    try:
+        return example.made(how)
+    except (ValueError, RuntimeError) as error:
+        raise PlanError(f"this is not a plan: {error}") from None
+
+
+def _axis(item: Any) -> AxisPlan:
+    item = _mapping(item, "axis")
+    name, size = _typed(item, "name", str), _typed(item, "size", int)
+    keep = _positions(item.get("keep"), f"axis {_shown(name)}")
+    if keep[-1] >= size:
+        raise PlanError(f"a plan keeps position {keep[-1]} of axis {_shown(name)}, which has {size}")
+    return AxisPlan(
+        name,
+        size,
+        keep,
+        _typed(item, "exact", bool),
+        _typed(item, "macs", int),
+        _typed(item, "params", int),
+    )
+
+
+def _places(items: Any, what: str) -> dict[Place, Mapping[str, Any]]:
+    listed = [(_place(item), item) for item in _list(items, what)]
+    if len(dict(listed)) < len(listed):
+        raise PlanError(f"this is not a plan: {what} names one place twice")
+    return dict(listed)
+
+
+def _place(item: Any) -> Place:
+    item = _mapping(item, "attribute")
+    steps = tuple(_step(step) for step in _list(item.get("path"), "path"))
+    if not 0 < len(steps) <= _LONGEST_PATH:
+        raise PlanError(f"a plan sets what {len(steps)} steps lead to; it must be 1 to {_LONGEST_PATH}")
+    return Place(_typed(item, "module", str), steps)
+
+
+def _step(step: Any) -> Any:
+    if len(_mapping(step, "path step")) == 1:
+        ((kind, value),) = step.items()
+        if kind == "name" and type(value) is str and value and not value.startswith("__"):
+            return value
+        if kind == "index" and type(value) is int and 0 <= value < _MOST:
+            return value
+        if kind == "key" and (type(value) is str or (type(value) is int and abs(value) < _MOST)):
+            return Key(value)
+    raise PlanError(f"a plan cannot set what the step {_shown(step)} leads to")
+
+
+def _kept(item: Any, name: str) -> Kept:
+    name = _shown(name)
+    kept = {}
+    for dim, index in _mapping(item, f"keep of {name}").items():
+        if not (dim.isascii() and dim.isdigit()) or len(dim) > 2 or str(int(dim)) != dim:
+            raise PlanError(f"a plan cuts dimension {_shown(dim)} of {name}")
+        kept[int(dim)] = _positions(index, f"{name} dim {dim}")
+    return kept
+
+
+def _positions(item: Any, what: str) -> tuple[int, ...]:
+    positions = _ints(item, f"keep of {what}")
+    if not positions or any(b <= a for a, b in pairwise(positions)):
+        raise PlanError(f"a plan's positions for {what} must be a rising, non-empty list")
+    return positions
+
+
+def _shown(value: Any) -> str:
+    """A value of somebody else's making, safe to put in a message."""
+    return ascii(value)[:80]
+
+
+def _mapping(item: Any, what: str) -> Mapping[str, Any]:
+    if not isinstance(item, dict):
+        raise PlanError(f"this is not a plan: {what} should be an object, not {type(item).__name__}")
+    return item
+
+
+def _list(item: Any, what: str) -> list[Any]:
+    if not isinstance(item, list):
+        raise PlanError(f"this is not a plan: {what} should be a list, not {type(item).__name__}")
+    return item
+
+
+def _ints(item: Any, what: str) -> tuple[int, ...]:
+    listed = _list(item, what)
+    if any(type(n) is not int or not 0 <= n < _MOST for n in listed):
+        raise PlanError(f"this is not a plan: {what} should hold whole numbers from 0 on, below 2**63")
+    return tuple(listed)
+
+
+def _typed(item: Mapping[str, Any], key: str, kind: type) -> Any:
+    value = item.get(key)
+    if type(value) is not kind:
+        raise PlanError(f"this is not a plan: {key} should be {kind.__name__}, not {type(value).__name__}")
+    if isinstance(value, int) and abs(value) >= _MOST:
+        raise PlanError(f"this is not a plan: {key} is beyond 2**63")
+    return value
+
+
+def _change(item: Any, what: str) -> Change:
+    pair = _ints(item, what)
+    if len(pair) != 2:
+        raise PlanError(f"this is not a plan: {what} should be two numbers")
+    return Change(*pair)

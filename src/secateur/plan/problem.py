@@ -1,0 +1,145 @@
+"""What a target decides about: axes that may be cut, their scores, and what any choice would cost."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from fnmatch import fnmatchcase
+from functools import cached_property
+
+import torch
+from torch import Tensor, nn
+
+from secateur.axes import Atom
+from secateur.errors import PlanError
+from secateur.importance import Context, Importance
+from secateur.plan.counts import settle
+from secateur.plan.cost import CostModel
+from secateur.trace.graph import Axis, Graph
+
+Counts = Mapping[Axis, int]
+
+
+def matches(glob: str, axis: Axis) -> bool:
+    """Whether a glob names an axis, or a tensor or module that the axis is part of."""
+    names = {axis.name, *(site.tensor for site in axis.sites)}
+    return any(fnmatchcase(name, pattern) for name in names for pattern in (glob, f"{glob}.*"))
+
+
+class Problem:
+    """The axes of a graph that may be cut, with a score for each position."""
+
+    def __init__(
+        self, graph: Graph, importance: Importance, *, exact: bool, protect: Sequence[str], round_to: int
+    ) -> None:
+        for glob in protect:
+            if not any(fnmatchcase(n, p) for n in graph.layouts for p in (glob, f"{glob}.*")) and not any(
+                matches(glob, axis) for axis in graph.axes
+            ):
+                raise PlanError(f"protect: no tensor and no axis matches {glob!r}")
+        self.graph = graph
+        self.importance = importance
+        self.round_to = round_to
+        self.axes = tuple(
+            axis
+            for axis in graph.axes
+            if (axis.exact or not exact) and not any(matches(glob, axis) for glob in protect)
+        )
+        self._of_atom = {axis.atom: axis for axis in self.axes}
+        self._cost = CostModel(graph)
+        self._scores: dict[Axis, Tensor] = {}
+
+    # counts ----------------------------------------------------------------------------------------------------
+
+    def counts(self, ratio: Callable[[Axis], float]) -> dict[Axis, int]:
+        """What each axis keeps when the fraction `ratio(axis)` of it should go, with every size coming out right."""
+        wanted = {axis.atom: self._keep(axis, ratio(axis)) for axis in self.axes}
+        settled = settle(self.graph.sizes, wanted)
+        return {self._of_atom[atom]: count for atom, count in settled.items() if atom in self._of_atom}
+
+    def _keep(self, axis: Axis, ratio: float) -> int:
+        keep = max(1, axis.size - int(axis.size * ratio + 1e-9))
+        if self.round_to > 1:
+            keep = -(-keep // self.round_to) * self.round_to
+        return min(keep, axis.size)
+
+    def fill(self, counts: dict[Axis, int], cost: Callable[[Counts], int], budget: float) -> dict[Axis, int]:
+        """Give positions back, cheapest axes last, as long as the budget allows."""
+        tied = {atom for c in self.graph.constraints for atom in self.graph.sizes.atoms_of(c.left, c.right)}
+        for axis in self.axes:
+            if axis.atom in tied or counts[axis] >= axis.size:
+                continue
+            more = {**counts, axis: min(counts[axis] + self.round_to, axis.size)}
+            if cost(more) <= budget:
+                counts = more
+        return counts
+
+    # costs -----------------------------------------------------------------------------------------------------
+
+    def macs(self, counts: Counts) -> int:
+        """Multiply-accumulates of one run on the example."""
+        return self._cost.macs(_by_atom(counts))
+
+    def params(self, counts: Counts) -> int:
+        """Parameters, tied ones once."""
+        return self._cost.params(_by_atom(counts))
+
+    # positions -------------------------------------------------------------------------------------------------
+
+    def scores(self, axis: Axis) -> Tensor:
+        """A score per position of an axis: the higher, the more it matters."""
+        if axis not in self._scores:
+            self._scores[axis] = checked(self.importance(self._context(axis)), axis)
+        return self._scores[axis]
+
+    def _context(self, axis: Axis) -> Context:
+        return Context(axis, self._tensors, self.graph.layouts, self._norms)
+
+    @cached_property
+    def _norms(self) -> frozenset[str]:
+        norms = (n for n, m in self.graph.model.named_modules() if isinstance(m, nn.modules.batchnorm._NormBase))
+        return frozenset(f"{name}.weight".lstrip(".") for name in norms)
+
+    @cached_property
+    def _tensors(self) -> dict[str, Tensor]:
+        return dict(self.graph.model.named_parameters(remove_duplicate=False))
+
+    def best(self, counts: Counts) -> dict[Axis, Tensor]:
+        """The best-scored positions of each axis, sorted; ties go to the first."""
+        chosen = {}
+        for axis, count in counts.items():
+            if count < axis.size:
+                order = torch.argsort(self.scores(axis), descending=True, stable=True)
+                chosen[axis] = order[:count].sort().values
+        return chosen
+
+    def best_of(self, dead: Mapping[Axis, Tensor], what: str) -> dict[Axis, Tensor]:
+        """Remove the dead positions of each axis, as many as sizes allow."""
+        wanted = {axis.atom: max(1, axis.size - int(gone.sum())) for axis, gone in dead.items()}
+        settled = settle(self.graph.sizes, wanted)
+        chosen = {}
+        for axis, gone in dead.items():
+            keep = settled.get(axis.atom, axis.size)
+            if keep < axis.size:
+                order = torch.argsort((~gone).to(torch.int8), descending=True, stable=True)
+                chosen[axis] = order[:keep].sort().values
+        return chosen
+
+    def dead(self) -> dict[Axis, Tensor]:
+        """For each axis, which positions contribute nothing already."""
+        from secateur.plan.zeros import dead_positions
+
+        return {axis: gone for axis in self.axes if (gone := dead_positions(self.graph, axis)).any()}
+
+
+def checked(scores: object, axis: Axis) -> Tensor:
+    """Refuse scores that are not one finite number per position."""
+    if not isinstance(scores, Tensor) or tuple(scores.shape) != (axis.size,):
+        shape = tuple(scores.shape) if isinstance(scores, Tensor) else type(scores).__name__
+        raise PlanError(f"the importance of {axis.name} must be a tensor of {axis.size} scores, not {shape}")
+    if scores.isnan().any():
+        raise PlanError(f"the importance of {axis.name} has NaN scores: are there NaN weights in {axis.sites[0]}?")
+    return scores.detach().to("cpu", torch.float64)
+
+
+def _by_atom(counts: Counts) -> dict[Atom, int]:
+    return {axis.atom: count for axis, count in counts.items()}

@@ -1,0 +1,83 @@
+"""Every architecture is traced, cut in half without annotations, and the cut proved right."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+
+import pytest
+import torch
+from zoo.architectures import MODELS, build
+
+import secateur as sec
+from secateur.axes import free_atoms
+
+# A few of every kind, for every run of the tests; the rest by `make zoo`.
+REPRESENTATIVE = (
+    "timm cait_xxs24_224",
+    "timm efficientvit_m0",
+    "timm levit_128s",
+    "timm mobilenetv3_small_050",
+    "timm test_nfnet",
+    "timm test_vit",
+    "timm xcit_nano_12_p8_224",
+    "torchvision densenet121",
+    "torchvision resnet101",
+    "torchvision shufflenet_v2_x0_5",
+    "torchvision vit_b_16",
+    "transformers deberta",
+    "transformers gpt2",
+    "transformers llama",
+    "transformers mamba",
+    "transformers mixtral",
+    "transformers t5",
+    "transformers whisper",
+)
+
+
+def cut_in_half(line: str) -> None:
+    model, example = build(line)
+    start = time.perf_counter()
+    graph = sec.trace(model, example)
+    seconds = time.perf_counter() - start
+    touched = graph.touched()
+    assert not graph.unknown, f"ops without a rule: {dict(graph.unknown)}"
+    reasons = Counter(blocked.reason.partition(" (")[0] for blocked in graph.blocked)
+    untouched = [
+        name
+        for name, parameter in model.named_parameters()
+        if parameter.numel() > 1 and not any(free_atoms(layout) for layout in graph.layouts[name])
+    ]
+    assert all(any(b.tensor == name and b.reason for b in graph.blocked) for name in untouched)
+    plan = sec.plan(graph, sec.Ratio(0.5))
+    before = sum(parameter.numel() for parameter in model.parameters())
+    sec.apply(model, plan)  # verified: raises where the cut model is not what it should be
+    after = sum(parameter.numel() for parameter in model.parameters())
+    assert after < before
+    assert after == plan.params.after
+    print(
+        f"\n{line:<44} {seconds:5.1f} s  {len(graph.axes):4} axes  {touched:6.1%} touched  "
+        f"{after / before:6.1%} of the parameters left  blocked: "
+        + ", ".join(f"{count} × {reason}" for reason, count in reasons.most_common(3))
+    )
+
+
+@pytest.fixture(autouse=True)
+def _one_thread() -> None:
+    torch.set_num_threads(1)
+
+
+@pytest.mark.parametrize("line", REPRESENTATIVE)
+def test_representative(line: str) -> None:
+    cut_in_half(line)
+
+
+@pytest.mark.zoo
+@pytest.mark.parametrize("line", [line for line in MODELS if line not in REPRESENTATIVE])
+def test_every_other(line: str) -> None:
+    cut_in_half(line)
+
+
+def test_the_list_is_whole() -> None:
+    assert len(MODELS) == len(set(MODELS)) == 200
+    assert set(REPRESENTATIVE) <= set(MODELS)
