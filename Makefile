@@ -7,7 +7,7 @@ READY  := $(VENV)/.ready
 export HF_HUB_OFFLINE := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help setup test lint zoo bench bench-masks clean
+.PHONY: help setup test lint zoo fuzz bench bench-masks bench-ao bench-trace bench-cut clean
 
 help: ## explain every target
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-13s %s\n", $$1, $$2}'
@@ -27,12 +27,24 @@ test: lint ## lint, type-check, run the tests and the examples of every docstrin
 	$(BIN)/pytest -n 2
 
 zoo: setup ## the whole model zoo (slow)
-	$(BIN)/pytest -m zoo -s tests/zoo
+	$(BIN)/pytest -m 'zoo or not zoo' -n 2 -rP tests/zoo
 
-bench: bench-masks ## every benchmark, side by side with the peers
+fuzz: setup ## many thousands of random networks, cut and checked (slow)
+	SECATEUR_FUZZ=5000 $(BIN)/pytest -n 2 tests/fuzz
+
+bench: bench-masks bench-ao bench-trace bench-cut ## every benchmark, side by side with the peers
 
 bench-masks: setup ## masks: torch.nn.utils.prune and ours, time and peak memory
 	$(BIN)/python benchmarks/masks.py
+
+bench-ao: setup ## sparsifiers: torch.ao.pruning and ours
+	$(BIN)/python benchmarks/ao.py
+
+bench-trace: setup ## tracing: beside the bare run and Torch-Pruning
+	$(BIN)/python benchmarks/engine.py trace
+
+bench-cut: setup ## cutting: beside Torch-Pruning
+	$(BIN)/python benchmarks/engine.py cut
 
 clean: ## remove the virtual environment and caches
 	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis build src/*.egg-info

@@ -72,14 +72,15 @@ def seconds_and_peak(
 
 
 def paired(first: Callable[[], Any], second: Callable[[], Any], rounds: int) -> float:
-    """How much longer `second` takes than `first`: the median over rounds that run both, in turns."""
-    ratios = []
+    """How much longer `second` takes than `first`, run in turns: the ratio of their lower quartiles.
+
+    Other work on the machine only ever adds time, so the faster rounds are the ones that compare.
+    """
+    times: dict[Callable[[], Any], list[float]] = {first: [], second: []}
     for i in range(rounds + 2):
-        times = {}
         for run in (first, second) if i % 2 else (second, first):
             start = time.perf_counter()
             run()
-            times[run] = time.perf_counter() - start
-        if i >= 2:
-            ratios.append(times[second] / times[first])
-    return statistics.median(ratios)
+            times[run].append(time.perf_counter() - start)
+    quartiles = {run: statistics.quantiles(taken[2:], n=4)[0] for run, taken in times.items()}
+    return quartiles[second] / quartiles[first]

@@ -104,9 +104,7 @@ def compare(case: str, repeats: int, rounds: int) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--case", choices=CASES, help="one case only")
     parser.add_argument("--library", choices=LIBRARIES, help="measure in this process and print JSON")
     parser.add_argument("--repeats", type=int, default=3, help="steps after the first")
@@ -115,9 +113,7 @@ def main() -> None:
     if options.library:
         print(json.dumps(measure(options.case, options.library, options.repeats)))
         return
-    print(
-        f"{'seconds: ours, torch, ratio':28}  {'first step':^22}  {'best step':^22}  {'peak MB':^13}   kept"
-    )
+    print(f"{'seconds: ours, torch, ratio':28}  {'first step':^22}  {'best step':^22}  {'peak MB':^13}   kept")
     for case in [options.case] if options.case else CASES:
         compare(case, options.repeats, options.rounds)
 

@@ -118,7 +118,7 @@ def run_step(name: str, library: str, quick: bool) -> dict[str, float]:
         optimizer = torch.optim.SGD(model.parameters(), lr=1e-6, momentum=0.9)
         return lambda: train(model, x, optimizer)
 
-    rounds = {True: 20, False: 60}[training] // (2 if quick else 1)
+    rounds = {True: 30, False: 120}[training] // (2 if quick else 1)
     return {"ratio": paired(step_of(dense), step_of(masked), rounds)}
 
 
@@ -142,9 +142,7 @@ def compare(run: list[str], quick: bool) -> dict[str, dict[str, dict[str, float]
 
 
 def print_cases(results: dict[str, dict[str, dict[str, float]]]) -> None:
-    print(
-        f"{'pruning':28}{'torch':>10}{'ours':>10}{'faster':>9}{'torch peak':>13}{'ours peak':>12}{'less':>8}"
-    )
+    print(f"{'pruning':28}{'torch':>10}{'ours':>10}{'faster':>9}{'torch peak':>13}{'ours peak':>12}{'less':>8}")
     for name, result in results.items():
         theirs, ours = result["torch"], result["ours"]
         print(
@@ -185,9 +183,7 @@ def print_goals(cases: dict[str, Any], steps: dict[str, Any]) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="leave out the 100M weights, repeat less")
     parser.add_argument("--worker", nargs=2, metavar=("CASE", "LIBRARY"), help=argparse.SUPPRESS)
     options = parser.parse_args()

@@ -113,9 +113,7 @@ def to_double(item: Any) -> Any:
     if isinstance(item, Mapping):
         return {key: to_double(value) for key, value in item.items()}
     if dataclasses.is_dataclass(item) and not isinstance(item, type):
-        return dataclasses.replace(
-            item, **{f.name: to_double(getattr(item, f.name)) for f in dataclasses.fields(item)}
-        )
+        return dataclasses.replace(item, **{f.name: to_double(getattr(item, f.name)) for f in dataclasses.fields(item)})
     return item
 
 

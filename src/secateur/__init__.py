@@ -20,13 +20,14 @@ from secateur.errors import (
 )
 from secateur.importance import FPGM, BNScale, Context, Magnitude, Random
 from secateur.plan import AxisPlan, Macs, Params, Plan, Ratio, Zeros, plan
-from secateur.trace import Axis, Blocked, Graph, Site, trace
+from secateur.trace import Axis, Blocked, Graph, Site, macs, trace
 
 __all__ = [
     "prune",
     "trace",
     "plan",
     "apply",
+    "macs",
     "Plan",
     "AxisPlan",
     "Macs",

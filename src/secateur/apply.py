@@ -18,9 +18,7 @@ _PLAN = "_secateur_plan"
 Model = TypeVar("Model", bound=nn.Module)
 
 
-def apply(
-    model: Model, plan: Plan, *, optimizer: torch.optim.Optimizer | None = None, verify: bool = True
-) -> Model:
+def apply(model: Model, plan: Plan, *, optimizer: torch.optim.Optimizer | None = None, verify: bool = True) -> Model:
     """Cut a model, in place, and verify it.
 
     >>> import secateur as sec

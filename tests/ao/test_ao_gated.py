@@ -19,9 +19,7 @@ def masks(module: nn.Module) -> dict[str, torch.Tensor]:
 
 
 def weights_of(module: nn.Module, prefix: str = "0.") -> list[dict[str, Any]]:
-    return [
-        {"tensor_fqn": prefix + name} for name, _ in module.named_parameters() if name.startswith("weight")
-    ]
+    return [{"tensor_fqn": prefix + name} for name, _ in module.named_parameters() if name.startswith("weight")]
 
 
 @pytest.mark.filterwarnings("ignore::secateur.SecateurWarning")

@@ -77,9 +77,7 @@ LAYERS = [
 
 @pytest.mark.parametrize("prune_bias", [True, False])
 @pytest.mark.parametrize(("layer", "shape"), LAYERS)
-def test_bias_hook_adds_the_bias_along_the_channels(
-    layer: nn.Module, shape: tuple[int, ...], prune_bias: bool
-) -> None:
+def test_bias_hook_adds_the_bias_along_the_channels(layer: nn.Module, shape: tuple[int, ...], prune_bias: bool) -> None:
     layer = copy.deepcopy(layer)
     mask = torch.tensor([True, False, True, False])
     x = torch.randn(shape)

@@ -14,9 +14,7 @@ from secateur.errors import SecateurError
 def prepared(package: Any = ao, levels: tuple[float, ...] = (0.8, 0.4)) -> Any:
     sparsifier = package.WeightNormSparsifier()
     model = nn.Sequential(*(nn.Linear(8, 8) for _ in levels))
-    sparsifier.prepare(
-        model, [{"tensor_fqn": f"{i}.weight", "sparsity_level": s} for i, s in enumerate(levels)]
-    )
+    sparsifier.prepare(model, [{"tensor_fqn": f"{i}.weight", "sparsity_level": s} for i, s in enumerate(levels)])
     return sparsifier
 
 
@@ -90,9 +88,7 @@ def test_every_sparsifier_can_be_driven(sparsifier: ao.BaseSparsifier, layer: nn
     fractions = []
     for _ in range(4):
         sparsifier.step()
-        fractions.append(
-            sparsifier.state_dict()["state"][sparsifier.groups[0]["tensor_fqn"]]["mask"].float().mean()
-        )
+        fractions.append(sparsifier.state_dict()["state"][sparsifier.groups[0]["tensor_fqn"]]["mask"].float().mean())
         scheduler.step()
     assert fractions[0] == 1
     assert fractions[-1] == 0.5

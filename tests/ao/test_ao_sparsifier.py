@@ -24,9 +24,7 @@ class FirstRow(ao.BaseSparsifier):
 
 
 def make_model() -> nn.Sequential:
-    return nn.Sequential(
-        nn.Linear(4, 4), nn.ReLU(), nn.Sequential(nn.Linear(4, 3), nn.Linear(3, 3)), nn.Linear(3, 2)
-    )
+    return nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Sequential(nn.Linear(4, 3), nn.Linear(3, 3)), nn.Linear(3, 2))
 
 
 def mask(model: nn.Module, fqn: str) -> torch.Tensor:
@@ -122,9 +120,7 @@ BAD = [
 
 
 @pytest.mark.parametrize(("config", "kind", "words"), BAD)
-def test_a_bad_entry_is_named_and_nothing_is_prepared(
-    config: Any, kind: type, words: str, unchanged: Any
-) -> None:
+def test_a_bad_entry_is_named_and_nothing_is_prepared(config: Any, kind: type, words: str, unchanged: Any) -> None:
     model = make_model()
     sparsifier = FirstRow()
     good = [{"tensor_fqn": "3.weight"}, {"tensor_fqn": "2.1.weight"}]
@@ -443,9 +439,7 @@ def corrupt(change: Any) -> dict[str, Any]:
         (lambda s: s.pop("groups"), KeyError, "groups"),
     ],
 )
-def test_a_state_that_does_not_fit_changes_nothing(
-    change: Any, kind: type, words: str, unchanged: Any
-) -> None:
+def test_a_state_that_does_not_fit_changes_nothing(change: Any, kind: type, words: str, unchanged: Any) -> None:
     model = make_model()
     sparsifier = FirstRow()
     sparsifier.prepare(model, [{"tensor_fqn": "0.weight"}])
@@ -459,9 +453,7 @@ def test_a_state_that_does_not_fit_changes_nothing(
 def test_strict_false_passes_over_what_the_model_lacks() -> None:
     sparsifier = FirstRow()
     sparsifier.prepare(make_model(), [{"tensor_fqn": "0.weight"}])
-    state = corrupt(
-        lambda s: (s["state"].update({"7.weight": {}}), s["groups"].append({"tensor_fqn": "7.weight"}))
-    )
+    state = corrupt(lambda s: (s["state"].update({"7.weight": {}}), s["groups"].append({"tensor_fqn": "7.weight"})))
     sparsifier.load_state_dict(state, strict=False)
     assert [group["tensor_fqn"] for group in sparsifier.groups] == ["0.weight", "3.weight"]
 

@@ -86,9 +86,7 @@ def test_squash_leaves_an_ordinary_model_with_the_same_output(prune_bias: bool) 
 
 def test_weights_and_biases_train_while_masked() -> None:
     model = make_model()
-    optimizer = torch.optim.SGD(
-        model.parameters(), lr=0.1
-    )  # made before: the parameters stay the same objects
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)  # made before: the parameters stay the same objects
     pruner = SecondRow({})
     pruner.prepare(model)
     pruner.step()
@@ -117,9 +115,7 @@ def test_every_kind_of_layer_gets_masks_without_a_config() -> None:
     pruner = SecondRow({})
     pruner.prepare(model)
     names = {group["tensor_fqn"] for group in pruner.groups}
-    recurrent = {
-        f"lstm.weight_{part}_l{k}{way}" for part in ("ih", "hh") for k in (0, 1) for way in ("", "_reverse")
-    }
+    recurrent = {f"lstm.weight_{part}_l{k}{way}" for part in ("ih", "hh") for k in (0, 1) for way in ("", "_reverse")}
     assert names == {"linear.weight", "conv1.weight", "conv3.weight"} | recurrent
 
 

@@ -26,9 +26,7 @@ def masks(package: Any, weight: torch.Tensor, steps: int = 1, **options: Any) ->
 def by_hand(weight: torch.Tensor, level: float, block: tuple[int, int], zeros: int) -> torch.Tensor:
     """The definition, block by block."""
     keep = torch.ones_like(weight)
-    corners = list(
-        itertools.product(range(0, weight.shape[0], block[0]), range(0, weight.shape[1], block[1]))
-    )
+    corners = list(itertools.product(range(0, weight.shape[0], block[0]), range(0, weight.shape[1], block[1])))
     tiles = [(slice(i, i + block[0]), slice(j, j + block[1])) for i, j in corners]
     count = len(tiles) if level >= 1 else min(max(round(level * len(tiles)), 0), len(tiles) - 1)
     for tile in sorted(tiles, key=lambda tile: weight[tile].square().mean().item())[:count]:
@@ -51,9 +49,7 @@ def test_same_masks_as_the_original(level: float, block: tuple[int, int]) -> Non
                 "zeros_per_block": zeros,
                 "norm": norm,
             }
-            assert torch.equal(masks(ao, weight, **options), masks(original, weight, **options).float()), (
-                options
-            )
+            assert torch.equal(masks(ao, weight, **options), masks(original, weight, **options).float()), options
 
 
 @pytest.mark.parametrize("shape", [(7, 9), (1, 3), (5, 4), (2, 1)])
@@ -163,9 +159,7 @@ def test_bad_settings_are_named_before_and_after_preparing(
 def test_levels_may_be_any_kind_of_number() -> None:
     weight = torch.randn(4, 8)
     for level in (torch.tensor(0.5), 1, 0):
-        assert torch.equal(
-            masks(ao, weight, sparsity_level=level), masks(ao, weight, sparsity_level=float(level))
-        )
+        assert torch.equal(masks(ao, weight, sparsity_level=level), masks(ao, weight, sparsity_level=float(level)))
 
 
 @pytest.mark.parametrize("kind", [ao.WeightNormSparsifier, ao.NearlyDiagonalSparsifier])

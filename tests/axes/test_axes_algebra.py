@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -14,6 +15,7 @@ from programs import Program, State, build, kept_by_slicing, programs, random_ma
 from secateur.axes import (
     Atom,
     Concat,
+    Layout,
     Product,
     atoms,
     constant,
@@ -32,7 +34,7 @@ from secateur.axes import (
     why_fixed,
 )
 
-EXAMPLES = int(os.environ.get("SECATEUR_EXAMPLES", "200"))
+EXAMPLES = int(os.environ.get("SECATEUR_EXAMPLES", "100"))
 SEEDS = st.integers(0, 2**16)
 Tied = frozenset[frozenset[frozenset[tuple[int, int]]]]
 
@@ -169,6 +171,41 @@ def test_notes_reach_every_part(program: Program, seed: int) -> None:
     for state in (early, late):
         for atom in free_atoms(state.variables[0]):
             assert list(atom.notes) == ["why"]
+
+
+@settings(max_examples=EXAMPLES, deadline=None)
+@given(programs())
+def test_the_normal_form_is_flat(program: Program) -> None:
+    """No part of a part's own kind, no two constants side by side, nothing with a single part, nothing bound."""
+    todo: list[Layout] = [resolve(variable) for variable in run(program).variables]
+    while todo:
+        layout = todo.pop()
+        if isinstance(layout, Atom):
+            assert layout.bound is None
+            continue
+        assert len(layout.parts) != 1
+        assert not any(type(part) is type(layout) for part in layout.parts)
+        assert not any(constant(a) and constant(b) for a, b in pairwise(layout.parts))
+        todo += layout.parts
+
+
+def test_a_concatenation_that_grows_stays_flat() -> None:
+    a, b, c = Atom(2), Atom(3), Atom(4)
+    grown = resolve(Concat((resolve(Concat((a, b))), c)))
+    assert isinstance(grown, Concat)
+    assert grown.parts == (a, b, c)
+    product = resolve(Product((resolve(Product((a, b))), c)))
+    assert isinstance(product, Product)
+    assert product.parts == (a, b, c)
+
+
+def test_a_row_of_a_product_may_be_several_parts() -> None:
+    """One head of two halves beside three heads of two halves: still four heads."""
+    half, other = Atom(2), Atom(2)
+    dims = Concat((half, other))
+    rows = Concat((Product((Atom(3), dims)), dims))
+    unify(rows, Product((Atom(4), dims)))
+    assert free_atoms(rows)[1:] == [half, other]
 
 
 # By eye ----------------------------------------------------------------------------------------------------

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import sys
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -13,10 +14,8 @@ Visits = Callable[[Callable[[], Any]], int]
 
 
 @pytest.fixture
-def visits(monkeypatch: pytest.MonkeyPatch) -> Iterator[Visits]:
+def visits(monkeypatch: pytest.MonkeyPatch) -> Visits:
     """How many layouts something resolves, parts of parts included."""
-    import sys
-
     original = layout.resolve
     count = 0
 
@@ -34,7 +33,7 @@ def visits(monkeypatch: pytest.MonkeyPatch) -> Iterator[Visits]:
         action()
         return count
 
-    yield measure
+    return measure
 
 
 def densely_connected(layers: int) -> None:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import torch
-import torch.nn.functional as F
 from sampling import Draw, Sample, call, groups_of, in_size, sample
+from torch.nn.functional import scaled_dot_product_attention
 
 aten = torch.ops.aten
 
@@ -76,6 +76,12 @@ def grouped_mm(draw: Draw) -> Sample:
         return torch.cat([x[i:j] @ w[e] for e, (i, j) in enumerate(zip(starts, ends.tolist(), strict=True))])
 
     return Sample((draw.x(a, b), draw.x(3, b, c), ends), run=run)
+
+
+@sample(aten._grouped_mm.default)
+def grouped_mm_of_equal_groups(draw: Draw) -> Sample:
+    n, a, b, c = draw.sizes(4)
+    return Sample((draw.x(n, a, b), draw.x(n, b, c)), run=torch.bmm)
 
 
 @sample(aten._trilinear.default)
@@ -334,7 +340,7 @@ def pixel_unshuffle(draw: Draw) -> Sample:
 # Whole functions ------------------------------------------------------------------------------------------
 
 
-@sample(F.scaled_dot_product_attention)
+@sample(scaled_dot_product_attention)
 def attention(draw: Draw) -> Sample:
     n, h, l, s, e, d = draw.sizes(6)
     mask = draw.rng.choice([None, draw.x(l, s), draw.x(n, h, l, s), draw.x(1, h, 1, s), draw.bools(n, 1, l, s)])
@@ -342,19 +348,19 @@ def attention(draw: Draw) -> Sample:
     return call(draw.x(n, h, l, e), draw.x(n, h, s, e), draw.x(n, h, s, d), mask, scale=scale)
 
 
-@sample(F.scaled_dot_product_attention)
+@sample(scaled_dot_product_attention)
 def attention_causal(draw: Draw) -> Sample:
     n, l, s, e, d = draw.sizes(5)
     return call(draw.x(n, l, e), draw.x(n, s, e), draw.x(n, s, d), is_causal=True, scale=0.5)
 
 
-@sample(F.scaled_dot_product_attention)
+@sample(scaled_dot_product_attention)
 def attention_grouped_query(draw: Draw) -> Sample:
     n, g, r, l, s, e, d = draw.sizes(7)
     return call(draw.x(n, g * r, l, e), draw.x(n, g, s, e), draw.x(n, g, s, d), enable_gqa=True, scale=0.5)
 
 
-@sample(F.scaled_dot_product_attention)
+@sample(scaled_dot_product_attention)
 def attention_broadcast(draw: Draw) -> Sample:
     n, h, l, s, e, d = draw.sizes(6)
     return call(draw.x(n, h, l, e), draw.x(1, h, s, e), draw.x(n, 1, s, d), scale=0.5)

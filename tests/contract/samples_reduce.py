@@ -7,7 +7,6 @@ from typing import Any
 import torch
 from sampling import Draw, Sample, call, out_size, out_sizes, sample, shapes_only
 
-
 aten = torch.ops.aten
 
 
@@ -43,6 +42,11 @@ def logsumexp(draw: Draw) -> Sample:
 )
 def over_all(draw: Draw) -> Sample:
     return call(draw.x(*draw.sizes(3)))
+
+
+@sample(aten._is_all_true.default, aten._is_any_true.default)
+def truth(draw: Draw) -> Sample:
+    return call(draw.bools(*draw.sizes(2)))
 
 
 @sample(aten.count_nonzero.default)
@@ -203,6 +207,13 @@ def index_put(draw: Draw) -> Sample:
         ([draw.bools(a)], torch.tensor(1.5, dtype=torch.float64)),
     ])  # fmt: skip
     return call(draw.x(a, b, c), which, values)
+
+
+@sample(aten.index_put.default, aten.index_put_.default, aten._unsafe_index_put.default)
+def index_put_by_mask(draw: Draw) -> Sample:
+    a, b = draw.sizes(2)
+    mask = torch.arange(a) < 2
+    return call(draw.x(a, b), [mask], draw.x(2, b))
 
 
 @sample(aten.index_select.default)

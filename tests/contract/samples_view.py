@@ -170,9 +170,7 @@ def split(draw: Draw) -> Sample:
     return call(draw.x(a, 3 * n), parts, draw.rng.choice([1, -1]))
 
 
-@sample(
-    aten.split_with_sizes.default, aten.split_with_sizes_copy.default, aten.unsafe_split_with_sizes.default
-)
+@sample(aten.split_with_sizes.default, aten.split_with_sizes_copy.default, aten.unsafe_split_with_sizes.default)
 def split_with_sizes(draw: Draw) -> Sample:
     sizes = draw.sizes(3)
     parts = [out_size(n, 1, out=i) for i, n in enumerate(sizes)]

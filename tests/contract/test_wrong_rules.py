@@ -1,4 +1,4 @@
-"""The law notices a wrong rule. Each of these is a mistake that is easily made; the right rule passes the same draws."""
+"""The law notices a wrong rule: each of these is easily made, and the right rule passes the same draws."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from sampling import Draw, Maker, Sample, call, groups_of, out_sizes
+from sampling import Draw, Maker, Sample, call, groups_of, in_size, out_sizes
 
 from secateur.axes import Atom, Product, resolve, unify
 from secateur.errors import VerifyError
@@ -123,8 +123,6 @@ def sum_that_trusts(call: Call, x: Value, dim: list[int]) -> Value:
 
 
 def normalised(draw: Draw) -> Sample:
-    from sampling import in_size
-
     return call(draw.x(3, 5), [in_size(5, 0, 1)], draw.x(5), None, 1e-5)
 
 

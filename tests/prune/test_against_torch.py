@@ -10,9 +10,7 @@ from torch.nn.utils import prune as torch_prune
 from secateur import prune
 
 NAMES = sorted(
-    name
-    for name, value in vars(torch_prune).items()
-    if getattr(value, "__module__", None) == torch_prune.__name__
+    name for name, value in vars(torch_prune).items() if getattr(value, "__module__", None) == torch_prune.__name__
 )
 
 
@@ -31,11 +29,7 @@ def test_every_name_has_the_signature_of_torch(name):
     if inspect.isclass(theirs):
         assert getattr(ours, "PRUNING_TYPE", None) == getattr(theirs, "PRUNING_TYPE", None)
         for method, value in vars(theirs).items():
-            if (
-                callable(getattr(theirs, method))
-                and not method.startswith("__")
-                and not isinstance(value, type)
-            ):
+            if callable(getattr(theirs, method)) and not method.startswith("__") and not isinstance(value, type):
                 assert signature(getattr(ours, method)) == signature(getattr(theirs, method)), method
 
 
@@ -61,9 +55,7 @@ CALLS = {
     "ln three": lambda p, m: p.ln_structured(m, "weight", 1, 3, 3),
     "mask": lambda p, m: p.custom_from_mask(m, "bias", torch.tensor([0, 1, 1, 0, 1, 0])),
     "global": lambda p, m: p.global_unstructured([(m, "weight"), (m, "bias")], p.L1Unstructured, amount=0.6),
-    "global random": lambda p, m: p.global_unstructured(
-        [(m, "weight"), (m, "bias")], p.RandomUnstructured, amount=40
-    ),
+    "global random": lambda p, m: p.global_unstructured([(m, "weight"), (m, "bias")], p.RandomUnstructured, amount=40),
 }
 
 

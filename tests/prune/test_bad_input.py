@@ -68,15 +68,11 @@ SINGLE = {
     "global, no such name": lambda p, m: p.global_unstructured(
         [(m, "weight"), (m, "wieght")], p.L1Unstructured, amount=1
     ),
-    "global, count too large": lambda p, m: p.global_unstructured(
-        [(m, "weight")], p.L1Unstructured, amount=99
-    ),
+    "global, count too large": lambda p, m: p.global_unstructured([(m, "weight")], p.L1Unstructured, amount=99),
     "global, no amount": lambda p, m: p.global_unstructured([(m, "weight")], p.L1Unstructured),
     "global, method not a class": lambda p, m: p.global_unstructured([(m, "weight")], "l1", amount=1),
     "global, structured": lambda p, m: p.global_unstructured([(m, "weight")], p.LnStructured, n=2, amount=1),
-    "global, scores a list": lambda p, m: p.global_unstructured(
-        [(m, "weight")], p.L1Unstructured, [1], amount=1
-    ),
+    "global, scores a list": lambda p, m: p.global_unstructured([(m, "weight")], p.L1Unstructured, [1], amount=1),
     "global, scores of another shape": lambda p, m: p.global_unstructured(
         [(m, "weight")], p.L1Unstructured, {(m, "weight"): torch.ones(2, 2)}, amount=1
     ),
@@ -119,9 +115,7 @@ REFUSED = {
     "parameter that is None": lambda m: prune.l1_unstructured(nn.Linear(2, 2, bias=False), "bias", 0.5),
     "buffer": lambda m: prune.l1_unstructured(nn.BatchNorm1d(4), "running_mean", 0.5),
     "nan in scores": lambda m: prune.l1_unstructured(m, "weight", 1, torch.full((3, 4), float("nan"))),
-    "nan in scores of channels": lambda m: prune.ln_structured(
-        m, "weight", 1, 2, 0, torch.full((3, 4), float("nan"))
-    ),
+    "nan in scores of channels": lambda m: prune.ln_structured(m, "weight", 1, 2, 0, torch.full((3, 4), float("nan"))),
     "norm not a number": lambda m: prune.ln_structured(m, "weight", 1, [2], 0),
     "norm nan": lambda m: prune.ln_structured(m, "weight", 1, float("nan"), 0),
     "uninitialised": lambda m: prune.l1_unstructured(nn.LazyLinear(3), "weight", 1),

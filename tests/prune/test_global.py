@@ -179,6 +179,4 @@ def test_nothing_the_size_of_the_weights_is_allocated_but_masks_and_weights():
 
     with Count():
         prune.global_unstructured(weights(model), prune.L1Unstructured, amount=0.5)
-    assert (
-        Count.peak < 3 * size + 8 * 2**20
-    )  # the weights themselves, the masks, the masked weights, and chunks
+    assert Count.peak < 3 * size + 8 * 2**20  # the weights themselves, the masks, the masked weights, and chunks

@@ -65,9 +65,7 @@ def test_random_reaches_every_entry_about_equally_often():
 
 def test_random_on_half_precision_is_not_biased_to_the_front():
     torch.manual_seed(0)
-    mask = prune.RandomUnstructured(0.5).compute_mask(
-        torch.zeros(100_000), torch.ones(100_000, dtype=torch.bfloat16)
-    )
+    mask = prune.RandomUnstructured(0.5).compute_mask(torch.zeros(100_000), torch.ones(100_000, dtype=torch.bfloat16))
     assert int((mask == 0).sum()) == 50_000
     assert abs(int((mask[:50_000] == 0).sum()) - 25_000) < 500
 
@@ -149,10 +147,7 @@ def test_channels_last_weights_stay_channels_last():
     prune.l1_unstructured(conv, "weight", 0.5)
     assert conv.weight.is_contiguous(memory_format=torch.channels_last)
     assert int(conv.weight_mask.sum()) == 72
-    assert (
-        conv.weight_orig[conv.weight_mask == 0].abs().max()
-        <= conv.weight_orig[conv.weight_mask == 1].abs().min()
-    )
+    assert conv.weight_orig[conv.weight_mask == 0].abs().max() <= conv.weight_orig[conv.weight_mask == 1].abs().min()
 
 
 class TestContainer:

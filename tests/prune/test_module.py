@@ -200,9 +200,7 @@ class TestCompiled:
         program = torch.export.export(model, (X,), strict=strict)
         torch.testing.assert_close(program.module()(X), model(X))
         assert "0.weight_mask" in program.state_dict
-        assert torch.equal(
-            model(X), copy.deepcopy(model)(X)
-        )  # the module itself is not left with fake tensors
+        assert torch.equal(model(X), copy.deepcopy(model)(X))  # the module itself is not left with fake tensors
 
     @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::torch.jit.TracerWarning")
     def test_jit_trace_records_the_product(self, model):

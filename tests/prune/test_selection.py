@@ -73,21 +73,59 @@ def test_memory_layout_does_not_matter():
     fraction=st.floats(0, 1),
     seed=st.integers(0, 2**31),
     chunk=st.sampled_from([1, 7, 64]),
+    sample=st.sampled_from([1, 2, 5, 1000]),
+    few=st.sampled_from([5, 1000]),
 )
-def test_exactly_the_k_smallest(dtype, n, levels, fraction, seed, chunk):
+def test_exactly_the_k_smallest(dtype, n, levels, fraction, seed, chunk, sample, few):
     generator = torch.Generator().manual_seed(seed)
-    t = (
-        torch.randint(-levels, levels + 1, (n,), generator=generator) / (1 if dtype == torch.int32 else 7)
-    ).to(dtype)
+    t = (torch.randint(-levels, levels + 1, (n,), generator=generator) / (1 if dtype == torch.int32 else 7)).to(dtype)
     k = round(fraction * n)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(selection, "CHUNK", chunk)
+        patch.setattr(selection, "SAMPLE", sample)
+        patch.setattr(selection, "FEW", few)
         mask = smallest(t, k)
     assert int((mask == 0).sum()) == k
     assert int((mask == 1).sum()) == n - k
     gone, kept = t[mask == 0].abs(), t[mask == 1].abs()
     if 0 < k < n:
         assert gone.max() <= kept.min()
+
+
+@pytest.mark.parametrize("fresh", [True, False])
+@pytest.mark.parametrize("k", [1, 300_000, 999_999])
+def test_large_tensors_go_by_a_sample(monkeypatch, k, fresh):
+    def unwanted(*_):
+        raise AssertionError("the sample should have been enough")
+
+    monkeypatch.setattr(selection, "_threshold", unwanted)
+    torch.manual_seed(0)
+    t = torch.randn(8 * selection.SAMPLE)
+    mask = torch.ones_like(t)
+    if not fresh:
+        mask[::50] = 0
+    dead = mask == 0
+    drop_smallest([Segment(t, mask, fresh)], k)
+    assert int((mask[~dead] == 0).sum()) == k
+    alive = t[~dead].abs()
+    assert alive[mask[~dead] == 0].max() <= alive[mask[~dead] == 1].min()
+
+
+def test_a_sample_that_misleads_is_not_believed(monkeypatch):
+    monkeypatch.setattr(selection, "SAMPLE", 128)
+    t = torch.ones(8 * 128 * 9)
+    t[:: 8 * 9 + 1] = 5.0  # every entry that is sampled
+    t += torch.arange(len(t)) / len(t)
+    mask = smallest(t, 4000)
+    assert int((mask == 0).sum()) == 4000
+    assert t[mask == 0].max() <= t[mask == 1].min()
+
+
+@pytest.mark.parametrize("value", [0.0, 1.5])
+def test_large_tensors_of_one_value(value):
+    mask = smallest(torch.full((8 * selection.SAMPLE,), value), 12_345)
+    assert int((mask == 0).sum()) == 12_345
+    assert bool((mask[:12_345] == 0).all())
 
 
 def test_scratch_memory_does_not_grow_with_the_weights(monkeypatch):
@@ -98,3 +136,7 @@ def test_scratch_memory_does_not_grow_with_the_weights(monkeypatch):
     smallest(torch.randn(3 * selection.CHUNK + 5), 1000)
     assert max(seen) == selection.CHUNK
     assert len(seen) == 3 * 4  # two histograms and one write, four chunks each
+    seen.clear()
+    smallest(torch.randn(8 * selection.CHUNK), 1000)
+    assert max(seen) <= selection.CHUNK
+    assert len(seen) == 1 + 2 * 8  # the sample, one pass to find the border and one to write

@@ -5,9 +5,10 @@ import math
 import pytest
 import torch
 import torch.nn.functional as F
-from oracle import Net, axes_at, axis_at, proved, reason, sizes_at, tied, weight
 from torch import nn
 from torch.nn import Linear
+
+from oracle import Net, axes_at, axis_at, proved, reason, sizes_at, tied, weight
 
 X = torch.randn(2, 5, 6)
 SCALE = 0.5
@@ -102,7 +103,10 @@ def test_head_dims_that_scale_the_scores_are_inexact():
         q, k, v = (heads(n, part(x)) for part in (n.q, n.k, n.v))
         return n.o(F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2))
 
-    head, scored = axes_at(proved(Net(default, q=Linear(6, 12), k=Linear(6, 12), v=Linear(6, 12), o=Linear(12, 4), h=3), X), "q.weight")
+    head, scored = axes_at(
+        proved(Net(default, q=Linear(6, 12), k=Linear(6, 12), v=Linear(6, 12), o=Linear(12, 4), h=3), X),
+        "q.weight",
+    )
     assert head.exact
     assert "root of its size" in scored.why
 
@@ -129,7 +133,9 @@ def repeat_from_counts(n, k):
     return k.repeat_interleave(n.h // n.g, 1)
 
 
-@pytest.mark.parametrize("repeat", [repeat_by_interleave, repeat_by_expand, repeat_from_counts], ids=lambda f: f.__name__)
+@pytest.mark.parametrize(
+    "repeat", [repeat_by_interleave, repeat_by_expand, repeat_from_counts], ids=lambda f: f.__name__
+)
 @pytest.mark.parametrize("groups", [2, 1], ids=["grouped-query", "multi-query"])
 def test_fewer_keys_than_queries(repeat, groups):
     def run(n, x):
@@ -137,7 +143,14 @@ def test_fewer_keys_than_queries(repeat, groups):
         return n.o(softmax(q, repeat(n, k), repeat(n, v)).transpose(1, 2).flatten(2))
 
     net = Net(
-        run, q=Linear(6, 24), k=Linear(6, 4 * groups), v=Linear(6, 4 * groups), o=Linear(24, 4), h=6, g=groups, r=6 // groups
+        run,
+        q=Linear(6, 24),
+        k=Linear(6, 4 * groups),
+        v=Linear(6, 4 * groups),
+        o=Linear(24, 4),
+        h=6,
+        g=groups,
+        r=6 // groups,
     )
     graph = proved(net, X)
     assert sizes_at(graph, "q.weight") == ([2, 3, 4] if groups == 2 else [6, 4])
@@ -209,7 +222,15 @@ def test_rotary_embeddings_tie_pairs_to_their_frequency(rotate):
         q, k = rotate(n, heads(n, n.q(x)), angles), rotate(n, heads(n, n.k(x)), angles)
         return n.o(softmax(q, k, heads(n, n.v(x))).transpose(1, 2).flatten(2))
 
-    net = Net(run, {"inv_freq": torch.ones(4)}, q=Linear(6, 16), k=Linear(6, 16), v=Linear(6, 16), o=Linear(16, 4), h=2)
+    net = Net(
+        run,
+        {"inv_freq": torch.ones(4)},
+        q=Linear(6, 16),
+        k=Linear(6, 16),
+        v=Linear(6, 16),
+        o=Linear(16, 4),
+        h=2,
+    )
     graph = proved(net, X)
     pairs = axis_at(graph, "inv_freq")
     assert pairs.size == 4
@@ -224,7 +245,16 @@ def test_a_norm_per_head():
         q, k, v = (heads(n, part(x)) for part in (n.q, n.k, n.v))
         return n.o(softmax(n.qn(q), n.kn(k), v).transpose(1, 2).flatten(2))
 
-    net = Net(run, q=Linear(6, 12), k=Linear(6, 12), v=Linear(6, 12), o=Linear(12, 4), qn=nn.LayerNorm(4), kn=nn.RMSNorm(4), h=3)
+    net = Net(
+        run,
+        q=Linear(6, 12),
+        k=Linear(6, 12),
+        v=Linear(6, 12),
+        o=Linear(12, 4),
+        qn=nn.LayerNorm(4),
+        kn=nn.RMSNorm(4),
+        h=3,
+    )
     graph = proved(net, X)
     head, scored = axes_at(graph, "q.weight")
     assert head.exact
@@ -240,7 +270,16 @@ def test_a_relative_position_table_follows_the_heads():
         return n.o((q @ k.mT + bias).softmax(-1).matmul(v).transpose(1, 2).flatten(2))
 
     index = torch.arange(5)[:, None] - torch.arange(5) + 4
-    net = Net(run, {"index": index}, q=Linear(6, 12), k=Linear(6, 12), v=Linear(6, 12), o=Linear(12, 4), table=weight(9, 3), h=3)
+    net = Net(
+        run,
+        {"index": index},
+        q=Linear(6, 12),
+        k=Linear(6, 12),
+        v=Linear(6, 12),
+        o=Linear(12, 4),
+        table=weight(9, 3),
+        h=3,
+    )
     graph = proved(net, X)
     assert axis_at(graph, "table", 1) is axes_at(graph, "q.weight")[0]
     assert "chosen by an index" in reason(graph, "table", 0)
@@ -289,63 +328,6 @@ def test_a_causal_kernel():
 
     graph = proved(Net(run, q=Linear(6, 12), k=Linear(6, 12), v=Linear(6, 12), o=Linear(12, 4), h=3), X)
     assert sizes_at(graph, "q.weight") == [3, 4]
-
-
-def mha(**kwargs):
-    return nn.MultiheadAttention(12, 3, **kwargs)
-
-
-@pytest.mark.parametrize("bias", [True, False])
-@pytest.mark.parametrize("batch_first", [True, False])
-def test_the_module_of_torch(batch_first, bias):
-    net = Net(lambda n, x: n.o(n.m(h := n.a(x), h, h)[0]), a=Linear(6, 12), m=mha(batch_first=batch_first, bias=bias), o=Linear(12, 4))
-    graph = proved(net, X)
-    assert sizes_at(graph, "m.out_proj.weight", 1) == [3, 4]
-    assert sizes_at(graph, "m.in_proj_weight").count(3) == 1
-    assert tied(graph, ("a.weight", 0), ("m.in_proj_weight", 1))
-    assert tied(graph, ("m.out_proj.weight", 0), ("o.weight", 1))
-    assert any(axis.name == "m heads" for axis in graph.axes)
-
-
-@pytest.mark.parametrize("extra", [{"add_bias_kv": True}, {"add_zero_attn": True}, {"kdim": 7, "vdim": 8}, {"kdim": 7, "vdim": 8, "add_bias_kv": True}], ids=str)
-@pytest.mark.parametrize("weights", [True, False])
-def test_the_module_of_torch_with_everything(extra, weights):
-    def run(n, x):
-        out, shown = n.m(n.q(x), n.k(x), n.v(x), need_weights=weights)
-        return n.o(out) if shown is None else (n.o(out), shown)
-
-    net = Net(
-        run, q=Linear(6, 12), k=Linear(6, extra.get("kdim", 12)), v=Linear(6, extra.get("vdim", 12)), m=mha(**extra), o=Linear(12, 4)
-    )
-    graph = proved(net, X)
-    assert sizes_at(graph, "m.out_proj.weight", 1) == [3, 4]
-    if "kdim" in extra:
-        assert tied(graph, ("k.weight", 0), ("m.k_proj_weight", 1))
-        assert axes_at(graph, "m.q_proj_weight") == axes_at(graph, "m.k_proj_weight")
-    if "add_bias_kv" in extra:
-        assert sizes_at(graph, "m.bias_k", 2) == [3, 4]
-
-
-@pytest.mark.parametrize("mask", [torch.randn(5, 5), torch.randn(2 * 3, 5, 5), torch.ones(5, 5).triu(1).bool()], ids=["2d", "3d", "bool"])
-def test_the_module_of_torch_with_masks(mask):
-    hidden = torch.tensor([[False] * 4 + [True], [False] * 5])
-
-    def run(n, x, mask, hidden):
-        return n.o(n.m(x, x, x, attn_mask=mask, key_padding_mask=hidden)[0])
-
-    net = Net(run, m=nn.MultiheadAttention(6, 3, batch_first=True), o=Linear(6, 4))
-    graph = proved(net, (X, mask, hidden))
-    assert sizes_at(graph, "m.out_proj.weight", 1) == ([2] if mask.ndim == 3 else [3, 2])
-
-
-@pytest.mark.parametrize("first", [True, False])
-def test_the_encoder_and_decoder_layers_of_torch(first):
-    net = nn.TransformerEncoder(nn.TransformerEncoderLayer(6, 3, 10, norm_first=first, batch_first=True), 2, enable_nested_tensor=False)
-    graph = proved(net, X)
-    assert tied(graph, ("layers.0.linear1.weight", 0), ("layers.0.linear2.weight", 1))
-    assert sizes_at(graph, "layers.1.self_attn.out_proj.weight", 1) == [3, 2]
-    graph = proved(nn.TransformerDecoderLayer(6, 3, 10, norm_first=first, batch_first=True), (X, X))
-    assert sizes_at(graph, "multihead_attn.out_proj.weight", 1) == [3, 2]
 
 
 def test_heads_from_a_width_that_is_cut_too():

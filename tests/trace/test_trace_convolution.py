@@ -3,9 +3,10 @@
 import pytest
 import torch
 import torch.nn.functional as F
-from oracle import Net, axis_at, proved, reason, sizes_at, tied, weight
 from torch import nn
 from torch.nn import Conv2d, Linear
+
+from oracle import Net, axis_at, proved, reason, sizes_at, tied, weight
 
 IMAGE = torch.randn(2, 3, 8, 8)
 
@@ -29,7 +30,9 @@ def test_an_image_without_a_batch():
 
 @pytest.mark.parametrize("mode", ["zeros", "circular", "reflect", "replicate"])
 def test_every_padding_mode(mode):
-    net = nn.Sequential(Conv2d(3, 8, 3, padding=1, padding_mode=mode), Conv2d(8, 2, 3, padding="same", padding_mode=mode))
+    net = nn.Sequential(
+        Conv2d(3, 8, 3, padding=1, padding_mode=mode), Conv2d(8, 2, 3, padding="same", padding_mode=mode)
+    )
     graph = proved(net, IMAGE)
     assert tied(graph, ("0.weight", 0), ("1.weight", 1))
 
@@ -74,7 +77,10 @@ def test_groups_without_a_common_refinement_are_blocked():
 @pytest.mark.parametrize("groups", [2, 4], ids=["grouped", "one channel per group"])
 def test_a_grouped_transposed_convolution(groups):
     net = nn.Sequential(
-        Conv2d(3, 4, 1), nn.ConvTranspose2d(4, 8, 2, stride=2, groups=groups), nn.BatchNorm2d(8), Conv2d(8, 2, 1)
+        Conv2d(3, 4, 1),
+        nn.ConvTranspose2d(4, 8, 2, stride=2, groups=groups),
+        nn.BatchNorm2d(8),
+        Conv2d(8, 2, 1),
     )
     graph = proved(net, IMAGE)
     assert sizes_at(graph, "3.weight", 1) == [groups, 8 // groups]
@@ -83,7 +89,10 @@ def test_a_grouped_transposed_convolution(groups):
 
 def test_a_literal_number_of_groups_is_blocked():
     net = Net(
-        lambda n, x: n.b(F.conv2d(n.a(x), n.w, groups=4)), a=Conv2d(3, 8, 1), w=weight(8, 2, 3, 3), b=Conv2d(8, 2, 1)
+        lambda n, x: n.b(F.conv2d(n.a(x), n.w, groups=4)),
+        a=Conv2d(3, 8, 1),
+        w=weight(8, 2, 3, 3),
+        b=Conv2d(8, 2, 1),
     )
     graph = proved(net, IMAGE)
     assert sizes_at(graph, "a.weight") == [2]

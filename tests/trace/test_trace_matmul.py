@@ -3,9 +3,10 @@
 import pytest
 import torch
 import torch.nn.functional as F
-from oracle import Net, axes_at, axis_at, proved, reason, sizes_at, tied, weight
 from torch import nn
 from torch.nn import Linear
+
+from oracle import Net, axes_at, axis_at, proved, reason, sizes_at, tied, weight
 
 X = torch.randn(2, 6)
 SEQUENCE = torch.randn(2, 5, 6)
@@ -60,7 +61,12 @@ def test_weights_of_three_dimensions(product):
 
 
 def test_a_batched_product_ties_the_batch():
-    net = Net(lambda n, x: torch.bmm((n.a(x).view(2, n.e, -1)).transpose(0, 1), n.w).sum(0), a=Linear(6, 12), w=weight(3, 4, 5), e=3)
+    net = Net(
+        lambda n, x: torch.bmm((n.a(x).view(2, n.e, -1)).transpose(0, 1), n.w).sum(0),
+        a=Linear(6, 12),
+        w=weight(3, 4, 5),
+        e=3,
+    )
     graph = proved(net, X)
     assert sizes_at(graph, "a.weight") == [3, 4]
     assert tied(graph, ("w", 0))
@@ -78,7 +84,14 @@ def test_a_product_that_broadcasts_its_batch():
 
 
 def test_a_bilinear_form():
-    net = Net(lambda n, x: n.o(F.bilinear(n.a(x), n.b(x), n.w, n.c)), a=Linear(6, 4), b=Linear(6, 5), w=weight(7, 4, 5), c=weight(7), o=Linear(7, 2))
+    net = Net(
+        lambda n, x: n.o(F.bilinear(n.a(x), n.b(x), n.w, n.c)),
+        a=Linear(6, 4),
+        b=Linear(6, 5),
+        w=weight(7, 4, 5),
+        c=weight(7),
+        o=Linear(7, 2),
+    )
     graph = proved(net, X)
     assert tied(graph, ("a.weight", 0), ("w", 1))
     assert tied(graph, ("b.weight", 0), ("w", 2))
@@ -86,7 +99,9 @@ def test_a_bilinear_form():
 
 
 def test_the_bilinear_module():
-    graph = proved(Net(lambda n, x: n.o(n.m(n.a(x), n.a(x))), a=Linear(6, 4), m=nn.Bilinear(4, 4, 5), o=Linear(5, 2)), X)
+    graph = proved(
+        Net(lambda n, x: n.o(n.m(n.a(x), n.a(x))), a=Linear(6, 4), m=nn.Bilinear(4, 4, 5), o=Linear(5, 2)), X
+    )
     assert tied(graph, ("a.weight", 0), ("m.weight", 1), ("m.weight", 2))
 
 
@@ -97,13 +112,27 @@ def test_a_gram_matrix_with_itself():
 
 
 def test_an_outer_product_is_both_axes():
-    net = Net(lambda n, x: (n.o(torch.outer(n.p, n.q).flatten()) + x).sum(0), p=weight(4), q=weight(5), o=Linear(20, 6))
+    net = Net(
+        lambda n, x: (n.o(torch.outer(n.p, n.q).flatten()) + x).sum(0),
+        p=weight(4),
+        q=weight(5),
+        o=Linear(20, 6),
+    )
     graph = proved(net, X)
     assert sizes_at(graph, "o.weight", 1) == [4, 5]
 
 
 def test_a_kronecker_product():
-    graph = proved(Net(lambda n, x: torch.kron(n.p, n.q) @ n.w + n.c(x), p=weight(1, 4), q=weight(1, 5), w=weight(20, 3), c=Linear(6, 3)), X)
+    graph = proved(
+        Net(
+            lambda n, x: torch.kron(n.p, n.q) @ n.w + n.c(x),
+            p=weight(1, 4),
+            q=weight(1, 5),
+            w=weight(20, 3),
+            c=Linear(6, 3),
+        ),
+        X,
+    )
     assert sizes_at(graph, "w", 0) == [4, 5]
 
 
@@ -116,7 +145,8 @@ def test_a_kronecker_product():
         (lambda h: h.masked_fill(h > 0, 0), True), (lambda h: h.masked_fill(h > 0, 1), False),
         (lambda h: h.sigmoid().masked_fill(h > 0, 0), False), (lambda h: torch.where(h > 0, h, 1.0), False),
         (lambda h: torch.where(h > 0, h, h * 2), True), (lambda h: h.pow(2), True), (lambda h: h.abs() ** 0, False),
-        (lambda h: h / 3, True), (lambda h: 3 / (h + 9), False), (lambda h: h.fill_(1.0), False), (lambda h: h == 0, False),
+        (lambda h: h / 3, True), (lambda h: 3 / (h + 9), False), (lambda h: h.fill_(1.0), False),
+        (lambda h: h == 0, False),
         (lambda h: torch.zeros_like(h), True), (lambda h: torch.ones_like(h), False), (lambda h: h.cumsum(-1), False),
     ],
 )  # fmt: skip
@@ -149,32 +179,77 @@ def test_which_statistics_ignore_what_is_zero(statistic, exact):
     assert graph.axes
 
 
-@pytest.mark.parametrize("pick", [lambda h: h.max(1)[0], lambda h: h.argmax(1).to(h.dtype), lambda h: h.topk(2, 1)[0].sum(1), lambda h: h.sort(-1)[0][:, 0], lambda h: h.median(dim=1).values])
+@pytest.mark.parametrize(
+    "pick",
+    [
+        lambda h: h.max(1)[0],
+        lambda h: h.argmax(1).to(h.dtype),
+        lambda h: h.topk(2, 1)[0].sum(1),
+        lambda h: h.sort(-1)[0][:, 0],
+        lambda h: h.median(dim=1).values,
+    ],
+)
 def test_answers_that_name_a_position_block_it(pick):
     graph = proved(Net(lambda n, x: pick(n.a(x))[:, None] + n.b(x), a=Linear(6, 8), b=Linear(6, 3)), X)
     assert axes_at(graph, "a.weight") == []
 
 
 def test_a_weight_that_is_an_activation_too():
-    net = Net(lambda n, x: n.b(x @ n.a.weight.t()) + n.c(n.a.weight).sum(0), a=Linear(6, 8), b=Linear(8, 3), c=Linear(6, 3, bias=False))
+    net = Net(
+        lambda n, x: n.b(x @ n.a.weight.t()) + n.c(n.a.weight).sum(0),
+        a=Linear(6, 8),
+        b=Linear(8, 3),
+        c=Linear(6, 3, bias=False),
+    )
     assert axis_at(proved(net, X), "a.weight").exact
-    net = Net(lambda n, x: n.b(x @ n.a.weight.t()) + n.c(n.a.weight).sum(0), a=Linear(6, 8), b=Linear(8, 3), c=Linear(6, 3))
+    net = Net(
+        lambda n, x: n.b(x @ n.a.weight.t()) + n.c(n.a.weight).sum(0),
+        a=Linear(6, 8),
+        b=Linear(8, 3),
+        c=Linear(6, 3),
+    )
     assert not axis_at(proved(net, X), "a.weight").exact, "the bias of c is added once per row"
 
 
-@pytest.mark.parametrize("given", [lambda w: w.data, lambda w: w.detach(), lambda w: nn.Parameter(w), lambda w: w.clone()])
+@pytest.mark.parametrize(
+    "given", [lambda w: w.data, lambda w: w.detach(), lambda w: nn.Parameter(w), lambda w: w.clone()]
+)
 def test_a_weight_read_past_autograd_is_still_that_weight(given):
-    net = Net(lambda n, x: n.c(n.b(x) * given(n.a.bias)) + n.d(n.a(x)), a=Linear(6, 8), b=Linear(6, 8), c=Linear(8, 3), d=Linear(8, 3))
+    net = Net(
+        lambda n, x: n.c(n.b(x) * given(n.a.bias)) + n.d(n.a(x)),
+        a=Linear(6, 8),
+        b=Linear(6, 8),
+        c=Linear(8, 3),
+        d=Linear(8, 3),
+    )
     assert tied(proved(net, X), ("a.weight", 0), ("b.weight", 0))
 
 
-@pytest.mark.parametrize("given", [lambda w: torch.tensor(w.tolist(), dtype=w.dtype), lambda w: torch.from_numpy(w.detach().numpy())])
+@pytest.mark.parametrize(
+    "given",
+    [lambda w: torch.tensor(w.tolist(), dtype=w.dtype), lambda w: torch.from_numpy(w.detach().numpy())],
+)
 def test_elements_that_leave_torch_block(given):
-    net = Net(lambda n, x: n.c(n.b(x) * given(n.a.bias)) + n.d(n.a(x)), a=Linear(6, 8), b=Linear(6, 8), c=Linear(8, 3), d=Linear(8, 3))
+    net = Net(
+        lambda n, x: n.c(n.b(x) * given(n.a.bias)) + n.d(n.a(x)),
+        a=Linear(6, 8),
+        b=Linear(6, 8),
+        c=Linear(8, 3),
+        d=Linear(8, 3),
+    )
     assert "leave torch" in reason(proved(net, X), "a.weight")
 
 
 def test_ops_without_a_rule_block_and_are_named():
-    graph = proved(Net(lambda n, x: n.b(torch.linalg.inv(n.m) @ n.a(x).t()).t(), a=Linear(6, 8), m=weight(8, 8), b=Linear(2, 2)), X, run_inexact=False)
+    graph = proved(
+        Net(
+            lambda n, x: n.b(torch.linalg.inv(n.m) @ n.a(x).t()).t(),
+            a=Linear(6, 8),
+            m=weight(8, 8),
+            b=Linear(2, 2),
+        ),
+        X,
+        run_inexact=False,
+    )
     assert any("linalg_inv" in name for name in graph.unknown)
     assert "no rule for this op" in reason(graph, "m")

@@ -3,9 +3,10 @@
 import pytest
 import torch
 import torch.nn.functional as F
-from oracle import Net, axes_at, axis_at, proved, reason, sites, sizes_at, tied, weight
 from torch import nn
 from torch.nn import Conv1d, Conv2d, Linear
+
+from oracle import Net, axes_at, axis_at, proved, reason, sites, sizes_at, tied, weight
 
 X = torch.randn(2, 6)
 IMAGE = torch.randn(2, 3, 8, 8)
@@ -143,7 +144,11 @@ def test_embedding_bags(mode, given):
 
 
 def test_an_embedding_bag_with_weights_per_sample():
-    net = Net(lambda n, i, w: n.out(n.bag(i, per_sample_weights=w)), bag=nn.EmbeddingBag(10, 8, mode="sum"), out=Linear(8, 3))
+    net = Net(
+        lambda n, i, w: n.out(n.bag(i, per_sample_weights=w)),
+        bag=nn.EmbeddingBag(10, 8, mode="sum"),
+        out=Linear(8, 3),
+    )
     assert axis_at(proved(net, (TOKENS, torch.randn(2, 5))), "bag.weight", 1).exact
 
 
@@ -155,7 +160,9 @@ def test_positions_looked_up_and_added():
     assert tied(proved(net, TOKENS), ("embed.weight", 1), ("position.weight", 1), ("table", 2), ("out.weight", 1))
 
 
-@pytest.mark.parametrize("module", [Linear(6, 8), nn.Sequential(nn.Unflatten(1, (3, 2)), Conv1d(3, 8, 1), nn.Flatten())])
+@pytest.mark.parametrize(
+    "module", [Linear(6, 8), nn.Sequential(nn.Unflatten(1, (3, 2)), Conv1d(3, 8, 1), nn.Flatten())]
+)
 def test_weight_norm_as_a_parametrization(module):
     target = module if isinstance(module, Linear) else module[1]
     nn.utils.parametrizations.weight_norm(target)
@@ -183,7 +190,11 @@ def test_spectral_norm_follows_with_its_vectors():
     net = nn.Sequential(nn.utils.parametrizations.spectral_norm(Linear(6, 8)), nn.ReLU(), Linear(8, 3))
     graph = proved(net, X)
     axis = axis_at(graph, "0.bias")
-    assert {"0.parametrizations.weight.original[0]", "0.parametrizations.weight.0._u[0]", "2.weight[1]"} <= sites(axis)
+    assert {
+        "0.parametrizations.weight.original[0]",
+        "0.parametrizations.weight.0._u[0]",
+        "2.weight[1]",
+    } <= sites(axis)
 
 
 def test_spectral_norm_of_the_old_style():

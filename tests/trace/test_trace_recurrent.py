@@ -2,10 +2,11 @@
 
 import pytest
 import torch
-from oracle import Net, axes_at, axis_at, proved, reason, sites, sizes_at, tied, weight
 from torch import nn
 from torch.nn import Linear
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
+
+from oracle import Net, axes_at, axis_at, proved, reason, sites, sizes_at, tied, weight
 
 X = torch.randn(4, 3, 6)
 KINDS = pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU, nn.RNN], ids=lambda k: k.__name__)
@@ -76,7 +77,11 @@ def viewed(n, x):
     return n.out(hidden.view(n.rnn.num_layers, 1, x.shape[1], n.rnn.hidden_size)[-1, 0])
 
 
-@pytest.mark.parametrize(("run", "width"), [(last_hidden, 5), (both_ends, 10), (cell_state, 5), (all_hidden, 5), (viewed, 5)], ids=lambda v: getattr(v, "__name__", ""))
+@pytest.mark.parametrize(
+    ("run", "width"),
+    [(last_hidden, 5), (both_ends, 10), (cell_state, 5), (all_hidden, 5), (viewed, 5)],
+    ids=lambda v: getattr(v, "__name__", ""),
+)
 def test_final_states_that_are_used(run, width):
     graph = proved(Net(run, rnn=nn.LSTM(6, 5, 2), out=Linear(width, 2)), X)
     assert all(axis.exact for axis in graph.axes)
@@ -116,12 +121,22 @@ def test_initial_states_of_zeros_made_in_forward():
 
 
 def test_initial_states_from_another_layer():
-    net = Net(lambda n, x: n.out(n.rnn(x, n.start(x[0])[None].tanh())[0]), rnn=nn.GRU(6, 5), out=Linear(5, 2), start=Linear(6, 5))
+    net = Net(
+        lambda n, x: n.out(n.rnn(x, n.start(x[0])[None].tanh())[0]),
+        rnn=nn.GRU(6, 5),
+        out=Linear(5, 2),
+        start=Linear(6, 5),
+    )
     assert tied(proved(net, X), ("start.weight", 0), ("rnn.weight_hh_l0", 1), ("out.weight", 1))
 
 
 def test_an_encoder_hands_its_state_to_a_decoder():
-    net = Net(lambda n, x: n.out(n.dec(x, n.enc(x)[1])[0]), enc=nn.LSTM(6, 5, 2), dec=nn.LSTM(6, 5, 2), out=Linear(5, 2))
+    net = Net(
+        lambda n, x: n.out(n.dec(x, n.enc(x)[1])[0]),
+        enc=nn.LSTM(6, 5, 2),
+        dec=nn.LSTM(6, 5, 2),
+        out=Linear(5, 2),
+    )
     assert tied(proved(net, X), ("enc.weight_hh_l0", 1), ("dec.weight_hh_l0", 1))
 
 
@@ -172,7 +187,13 @@ def test_a_convolution_before_and_attention_after():
         h, _ = n.rnn(n.conv(x.transpose(1, 2)).transpose(1, 2))
         return n.out((n.score(h).softmax(0) * h).sum(0))
 
-    net = Net(run, conv=nn.Conv1d(6, 7, 1), rnn=nn.LSTM(7, 5, bidirectional=True), score=Linear(10, 1), out=Linear(10, 2))
+    net = Net(
+        run,
+        conv=nn.Conv1d(6, 7, 1),
+        rnn=nn.LSTM(7, 5, bidirectional=True),
+        score=Linear(10, 1),
+        out=Linear(10, 2),
+    )
     graph = proved(net, X)
     assert tied(graph, ("conv.weight", 0), ("rnn.weight_ih_l0", 1))
     assert axes_at(graph, "score.weight", 1) == axes_at(graph, "out.weight", 1)

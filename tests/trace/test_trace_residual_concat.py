@@ -3,9 +3,10 @@
 import pytest
 import torch
 import torch.nn.functional as F
-from oracle import Net, axes_at, axis_at, proved, reason, sites, sizes_at, tied, weight
 from torch import nn
 from torch.nn import Conv2d, Linear
+
+from oracle import Net, axes_at, axis_at, proved, reason, sites, sizes_at, tied, weight
 
 X = torch.randn(2, 6)
 IMAGE = torch.randn(2, 3, 8, 8)
@@ -32,7 +33,13 @@ def test_a_residual_ties_the_stream_and_leaves_the_inside_free():
 
     graph = proved(nn.Sequential(Conv2d(3, 8, 1), Block(), Block(), Conv2d(8, 3, 1)), IMAGE)
     assert sorted(axis.size for axis in graph.axes) == [5, 5, 8]
-    stream = ("0.weight", 0), ("1.conv1.weight", 1), ("1.conv2.weight", 0), ("2.conv2.weight", 0), ("3.weight", 1)
+    stream = (
+        ("0.weight", 0),
+        ("1.conv1.weight", 1),
+        ("1.conv2.weight", 0),
+        ("2.conv2.weight", 0),
+        ("3.weight", 1),
+    )
     assert tied(graph, *stream)
     assert tied(graph, ("1.conv1.weight", 0), ("1.bn1.running_mean", 0), ("1.conv2.weight", 1))
     assert all(axis.exact for axis in graph.axes)
@@ -40,7 +47,13 @@ def test_a_residual_ties_the_stream_and_leaves_the_inside_free():
 
 
 def test_a_projected_shortcut_ties_only_what_is_added():
-    net = Net(lambda n, x: n.out(n.a(x) + n.b(n.c(x))), a=Linear(6, 8), b=Linear(5, 8), c=Linear(6, 5), out=Linear(8, 3))
+    net = Net(
+        lambda n, x: n.out(n.a(x) + n.b(n.c(x))),
+        a=Linear(6, 8),
+        b=Linear(5, 8),
+        c=Linear(6, 5),
+        out=Linear(8, 3),
+    )
     graph = proved(net, X)
     assert tied(graph, ("a.weight", 0), ("b.weight", 0), ("out.weight", 1))
     assert tied(graph, ("c.weight", 0), ("b.weight", 1))
@@ -74,7 +87,8 @@ def test_densenet_grows_one_axis_per_layer():
             super().__init__()
             self.stem = Conv2d(3, 6, 3, padding=1)
             self.layers = nn.ModuleList(
-                nn.Sequential(nn.BatchNorm2d(6 + 4 * i), nn.ReLU(), Conv2d(6 + 4 * i, 4, 3, padding=1)) for i in range(3)
+                nn.Sequential(nn.BatchNorm2d(6 + 4 * i), nn.ReLU(), Conv2d(6 + 4 * i, 4, 3, padding=1))
+                for i in range(3)
             )
             self.head = Conv2d(18, 2, 1)
 
@@ -93,7 +107,12 @@ def test_squeeze_excite_ties_the_gate_to_the_channels():
     class Excite(nn.Module):
         def __init__(self):
             super().__init__()
-            self.conv, self.down, self.up, self.out = Conv2d(3, 8, 1), Conv2d(8, 4, 1), Conv2d(4, 8, 1), Conv2d(8, 3, 1)
+            self.conv, self.down, self.up, self.out = (
+                Conv2d(3, 8, 1),
+                Conv2d(8, 4, 1),
+                Conv2d(4, 8, 1),
+                Conv2d(8, 3, 1),
+            )
 
         def forward(self, x):
             x = self.conv(x)
@@ -154,7 +173,16 @@ def outs(n, *parts):
         (lambda n, h: (h[..., : n.i], h[..., n.i : -n.k], h[..., -n.k :]), [3, 4, 5]),
         (lambda n, h: (h.narrow(1, 0, n.i), h.narrow(1, n.i, n.j), h.narrow(-1, n.i + n.j, n.k)), [3, 4, 5]),
     ],
-    ids=["list", "tuple", "torch", "tensor_split", "tensor_split from the end", "slices", "from the end", "narrow"],
+    ids=[
+        "list",
+        "tuple",
+        "torch",
+        "tensor_split",
+        "tensor_split from the end",
+        "slices",
+        "from the end",
+        "narrow",
+    ],
 )
 def test_unequal_pieces_of_held_sizes_are_axes_of_their_own(apart, sizes):
     net = Net(
@@ -178,15 +206,15 @@ def test_unequal_pieces_of_held_sizes_are_axes_of_their_own(apart, sizes):
     ids=["chunk", "chunk by keyword", "tensor_split", "tensor_split by keyword", "hsplit"],
 )
 def test_equal_parts_are_cut_to_equal_counts_at_positions_of_their_own(apart):
-    net = Net(
-        lambda n, x: outs(n, *apart(n.a(x))), a=Linear(6, 12), b=Linear(4, 2), c=Linear(4, 2), d=Linear(4, 2)
-    )
+    net = Net(lambda n, x: outs(n, *apart(n.a(x))), a=Linear(6, 12), b=Linear(4, 2), c=Linear(4, 2), d=Linear(4, 2))
     graph = proved(net, X)
     assert sizes_at(graph, "a.weight") == [4, 4, 4]
     assert len(graph.constraints) == 2
 
 
-@pytest.mark.parametrize("apart", [lambda h: h.chunk(3, 1), lambda h: h.tensor_split(3, 1)], ids=["chunk", "tensor_split"])
+@pytest.mark.parametrize(
+    "apart", [lambda h: h.chunk(3, 1), lambda h: h.tensor_split(3, 1)], ids=["chunk", "tensor_split"]
+)
 def test_parts_that_come_out_unequal_are_blocked(apart):
     widths = [part.shape[1] for part in apart(torch.zeros(1, 10))]
     parts = {name: Linear(n, 2) for name, n in zip("bcd", widths, strict=True)}
@@ -291,6 +319,11 @@ def test_filling_an_empty_tensor_piece_by_piece_concatenates():
 
 
 def test_stacking_ties_and_adds_a_fixed_dimension():
-    net = Net(lambda n, x: n.out(torch.stack([n.a(x), n.b(x)], -1).flatten(1)), a=Linear(6, 4), b=Linear(6, 4), out=Linear(8, 3))
+    net = Net(
+        lambda n, x: n.out(torch.stack([n.a(x), n.b(x)], -1).flatten(1)),
+        a=Linear(6, 4),
+        b=Linear(6, 4),
+        out=Linear(8, 3),
+    )
     graph = proved(net, X)
     assert tied(graph, ("a.weight", 0), ("b.weight", 0), ("out.weight", 1))

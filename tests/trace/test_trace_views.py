@@ -4,9 +4,10 @@ import einops
 import pytest
 import torch
 import torch.nn.functional as F
-from oracle import Net, axes_at, axis_at, proved, reason, sizes_at, tied, weight
 from torch import nn
 from torch.nn import Linear
+
+from oracle import Net, axes_at, axis_at, proved, reason, sizes_at, tied, weight
 
 X = torch.randn(2, 6)
 SEQUENCE = torch.randn(2, 5, 6)
@@ -37,7 +38,11 @@ def test_a_permuted_product_in_every_spelling(swap):
 
 
 def test_einops_with_a_literal_blocks_what_it_names_only():
-    net = Net(lambda n, x: n.b(einops.rearrange(n.a(x), "b (h d) -> b (d h)", h=3)), a=Linear(6, 12), b=Linear(12, 3))
+    net = Net(
+        lambda n, x: n.b(einops.rearrange(n.a(x), "b (h d) -> b (d h)", h=3)),
+        a=Linear(6, 12),
+        b=Linear(12, 3),
+    )
     assert sizes_at(proved(net, X), "a.weight") == [4]
 
 
@@ -122,7 +127,12 @@ def test_repeats_are_a_product_whose_number_is_held(again, order):
 
 
 @pytest.mark.parametrize(
-    "again", [lambda h: h.repeat(1, 3), lambda h: h.repeat_interleave(3, 1), lambda h: h[:, None].expand(2, 3, -1).flatten(1)]
+    "again",
+    [
+        lambda h: h.repeat(1, 3),
+        lambda h: h.repeat_interleave(3, 1),
+        lambda h: h[:, None].expand(2, 3, -1).flatten(1),
+    ],
 )
 def test_a_literal_number_of_repeats_is_blocked(again):
     graph = proved(Net(lambda n, x: n.b(again(n.a(x))), a=Linear(6, 4), b=Linear(12, 3)), X)
@@ -144,7 +154,13 @@ def test_squeeze_keeps_an_axis_from_coming_down_to_one():
 
 
 def test_padding_is_a_piece_of_its_own():
-    net = Net(lambda n, x: n.b(F.pad(n.a(x), (0, n.k)) + n.c(x)), a=Linear(6, 8), b=Linear(11, 3), c=Linear(6, 11), k=3)
+    net = Net(
+        lambda n, x: n.b(F.pad(n.a(x), (0, n.k)) + n.c(x)),
+        a=Linear(6, 8),
+        b=Linear(11, 3),
+        c=Linear(6, 11),
+        k=3,
+    )
     graph = proved(net, X)
     assert sizes_at(graph, "c.weight") == [8, 3]
     assert sizes_at(graph, "a.weight") == [8]
@@ -165,14 +181,19 @@ def test_sizes_from_numpy_are_literals():
     import numpy as np
 
     net = Net(
-        lambda n, x: n.b(n.a(x).view(2, np.int64(2), np.int64(4)).transpose(1, 2).flatten(1)), a=Linear(6, 8), b=Linear(8, 3)
+        lambda n, x: n.b(n.a(x).view(2, np.int64(2), np.int64(4)).transpose(1, 2).flatten(1)),
+        a=Linear(6, 8),
+        b=Linear(8, 3),
     )
     assert "literal" in reason(proved(net, X), "a.weight")
 
 
 def test_a_view_over_batch_and_axis_together():
     net = Net(
-        lambda n, x: n.b(n.a(x).permute(2, 0, 1).reshape(n.h, -1, 5).sum(1).sum(1).unsqueeze(0)), a=Linear(6, 8), b=Linear(4, 3), h=4
+        lambda n, x: n.b(n.a(x).permute(2, 0, 1).reshape(n.h, -1, 5).sum(1).sum(1).unsqueeze(0)),
+        a=Linear(6, 8),
+        b=Linear(4, 3),
+        h=4,
     )
     graph = proved(net, SEQUENCE)
     assert sizes_at(graph, "a.weight") == [4, 2]
@@ -189,7 +210,11 @@ def test_views_in_place():
 
 
 def test_functions_under_vmap_hide_their_sizes():
-    net = Net(lambda n, x: n.b(torch.func.vmap(lambda r: r.view(2, 4).sum(0))(n.a(x))), a=Linear(6, 8), b=Linear(4, 3))
+    net = Net(
+        lambda n, x: n.b(torch.func.vmap(lambda r: r.view(2, 4).sum(0))(n.a(x))),
+        a=Linear(6, 8),
+        b=Linear(4, 3),
+    )
     assert "cannot be seen" in reason(proved(net, X), "a.weight")
 
 

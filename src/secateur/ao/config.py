@@ -20,9 +20,7 @@ from secateur.errors import (
 Group = dict[str, Any]
 
 
-def make_groups(
-    model: nn.Module, config: Iterable[Mapping[str, Any]], defaults: Mapping[str, Any]
-) -> list[Group]:
+def make_groups(model: nn.Module, config: Iterable[Mapping[str, Any]], defaults: Mapping[str, Any]) -> list[Group]:
     """
     >>> model = nn.Sequential(nn.Linear(2, 2))
     >>> make_groups(model, [{"tensor_fqn": "0.weight"}], {"sparsity_level": 0.5})[0]["sparsity_level"]
@@ -35,9 +33,7 @@ def make_groups(
     for group in groups:
         key = (id(group["module"]), group["tensor_name"])
         if key in seen:
-            raise SparsifierAssertionError(
-                f"{group['tensor_fqn']}: named twice in the config; keep one entry"
-            )
+            raise SparsifierAssertionError(f"{group['tensor_fqn']}: named twice in the config; keep one entry")
         seen.add(key)
     return groups
 
@@ -45,8 +41,7 @@ def make_groups(
 def _make_group(model: nn.Module, entry: Mapping[str, Any], defaults: Mapping[str, Any]) -> Group:
     if not isinstance(entry, Mapping):
         raise SparsifierAssertionError(
-            f"config: an entry is a {type(entry).__name__}; pass dicts, "
-            "such as {'tensor_fqn': 'layer.weight'}"
+            f"config: an entry is a {type(entry).__name__}; pass dicts, such as {{'tensor_fqn': 'layer.weight'}}"
         )
     group: Group = {**copy.deepcopy(dict(defaults)), **entry}
     info = get_arg_info_from_tensor_fqn(model, _tensor_fqn(model, group))
@@ -55,8 +50,7 @@ def _make_group(model: nn.Module, entry: Mapping[str, Any], defaults: Mapping[st
         given = group.get(key, value)
         if given is not value and (isinstance(value, nn.Module) or given != value):
             raise SparsifierAssertionError(
-                f"{info['tensor_fqn']}: the config's {key!r} does not agree with it; "
-                f"correct {key!r} or leave it out"
+                f"{info['tensor_fqn']}: the config's {key!r} does not agree with it; correct {key!r} or leave it out"
             )
     _check_exists(model, info)
     return group | info

@@ -14,9 +14,7 @@ from secateur.errors import SparsifierAssertionError, SparsifierAttributeError, 
 Mapped = Mapping[type[nn.Module], type[nn.Module]]
 
 
-def convert(
-    model: nn.Module, mapping: Mapped | None, inplace: bool, parametrization: type[nn.Module]
-) -> nn.Module:
+def convert(model: nn.Module, mapping: Mapped | None, inplace: bool, parametrization: type[nn.Module]) -> nn.Module:
     """Exchange the masked modules below `model`; see `BaseSparsifier.convert`."""
     if mapping is None:
         raise SparsifierNotImplementedError(
@@ -47,8 +45,7 @@ def _swap(module: nn.Module, target: Any) -> nn.Module:
     devices = {tensor.device for tensor in chain(module.parameters(), module.buffers())}
     if len(devices) > 1:
         raise SparsifierAssertionError(
-            f"convert: a {type(module).__name__} is spread over {sorted(map(str, devices))}; "
-            "move it to one device"
+            f"convert: a {type(module).__name__} is spread over {sorted(map(str, devices))}; move it to one device"
         )
     new: nn.Module = target.from_dense(module)
     for pre_hook in module._forward_pre_hooks.values():

@@ -31,9 +31,7 @@ class FPGMPruner(RowPruner):
 
     _levels: ClassVar[tuple[float, float]] = (float("-inf"), float("inf"))
 
-    def __init__(
-        self, sparsity_level: float = 0.5, dist: Callable[[Tensor], Tensor] | int | None = None
-    ) -> None:
+    def __init__(self, sparsity_level: float = 0.5, dist: Callable[[Tensor], Tensor] | int | None = None) -> None:
         dist = 2 if dist is None else dist
         if not callable(dist) and dist not in (1, 2):
             raise SparsifierNotImplementedError(f"FPGMPruner: no distance {dist!r}; give 1, 2 or a function")

@@ -74,11 +74,7 @@ class _GatedSaliencyPruner(RowPruner):
 
     def _attach_bias(self, group: Group, parametrization: nn.Module) -> None:
         bias = _bias_name(group["tensor_name"])
-        if (
-            self.coherent
-            and group.get("prune_bias", True)
-            and getattr(group["module"], bias, None) is not None
-        ):
+        if self.coherent and group.get("prune_bias", True) and getattr(group["module"], bias, None) is not None:
             parametrize.register_parametrization(group["module"], bias, parametrization)
 
     def _detach_bias(self, group: Group) -> None:

@@ -140,11 +140,7 @@ def mask_of(module: nn.Module, tensor_name: str) -> Tensor:
 def unmasked(module: nn.Module, tensor_name: str) -> Tensor:
     """A parametrized tensor as it would be without its row masks."""
     stack: Any = module.parametrizations[tensor_name]  # type: ignore[index]
-    values = (
-        [stack.original]
-        if stack.is_tensor
-        else [getattr(stack, f"original{i}") for i in range(stack.ntensors)]
-    )
+    values = [stack.original] if stack.is_tensor else [getattr(stack, f"original{i}") for i in range(stack.ntensors)]
     for parametrization in stack:
         if not isinstance(parametrization, FakeStructuredSparsity):
             values = [parametrization(*values)]

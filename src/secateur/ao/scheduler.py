@@ -50,9 +50,7 @@ class BaseScheduler:
     def get_sl(self) -> list[float]:
         """The level of each group at `last_epoch`. For `step`; elsewhere use `get_last_sl`."""
         self._warn_outside_step()
-        raise SparsifierNotImplementedError(
-            f"{type(self).__name__}: write get_sl(), one level for each group"
-        )
+        raise SparsifierNotImplementedError(f"{type(self).__name__}: write get_sl(), one level for each group")
 
     def get_last_sl(self) -> list[float]:
         """The levels set by the last step."""
@@ -93,8 +91,7 @@ class BaseScheduler:
         """Take over what `state_dict` returned. The sparsifier's levels change at the next step."""
         if not isinstance(state_dict, Mapping):
             raise SparsifierTypeError(
-                f"{type(self).__name__}: the state is a {type(state_dict).__name__}; "
-                "pass what state_dict() returned"
+                f"{type(self).__name__}: the state is a {type(state_dict).__name__}; pass what state_dict() returned"
             )
         levels, groups = len(state_dict.get("base_sl", self.base_sl)), len(self.sparsifier.groups)
         if levels != groups:
@@ -102,9 +99,7 @@ class BaseScheduler:
                 f"{type(self).__name__}: the state has {levels} groups and the sparsifier {groups}; "
                 "prepare it with the same config"
             )
-        self.__dict__.update(
-            {key: copy.copy(value) for key, value in state_dict.items() if key != "sparsifier"}
-        )
+        self.__dict__.update({key: copy.copy(value) for key, value in state_dict.items() if key != "sparsifier"})
 
     def _warn_of_order(self) -> None:
         if self._step_count != 1:
@@ -127,9 +122,7 @@ class BaseScheduler:
 
     def _warn_outside_step(self) -> None:
         if not self._get_sl_called_within_step:
-            warnings.warn(
-                "get_sl() is for step(); to see the levels use get_last_sl()", UserWarning, stacklevel=3
-            )
+            warnings.warn("get_sl() is for step(); to see the levels use get_last_sl()", UserWarning, stacklevel=3)
 
     def _make_sure_a_list(self, var: Any) -> list[Any]:
         """One value for each group: `var` as it is, or repeated."""
@@ -137,8 +130,7 @@ class BaseScheduler:
         values = list(var) if isinstance(var, list | tuple) else [var] * count
         if len(values) != count:
             raise SparsifierValueError(
-                f"{type(self).__name__}: {len(values)} values for {count} groups; "
-                "give one, or one for each group"
+                f"{type(self).__name__}: {len(values)} values for {count} groups; give one, or one for each group"
             )
         return values
 
@@ -176,9 +168,7 @@ class LambdaSL(BaseScheduler):
     def get_sl(self) -> list[float]:
         """The level of each group at `last_epoch`."""
         self._warn_outside_step()
-        return [
-            base * factor(self.last_epoch) for base, factor in zip(self.base_sl, self.sl_lambdas, strict=True)
-        ]
+        return [base * factor(self.last_epoch) for base, factor in zip(self.base_sl, self.sl_lambdas, strict=True)]
 
 
 class CubicSL(BaseScheduler):
@@ -218,12 +208,8 @@ class CubicSL(BaseScheduler):
         self.delta_t: list[int] = self._make_sure_a_list(delta_t)
         self.total_t: list[int] = self._make_sure_a_list(total_t)
         self.initially_zero: list[bool] = self._make_sure_a_list(initially_zero)
-        if not all(
-            interval > 0 and steps > 0 for interval, steps in zip(self.delta_t, self.total_t, strict=True)
-        ):
-            raise SparsifierValueError(
-                f"CubicSL: delta_t is {delta_t} and total_t {total_t}; both must be positive"
-            )
+        if not all(interval > 0 and steps > 0 for interval, steps in zip(self.delta_t, self.total_t, strict=True)):
+            raise SparsifierValueError(f"CubicSL: delta_t is {delta_t} and total_t {total_t}; both must be positive")
         super().__init__(sparsifier, last_epoch, verbose)
 
     @staticmethod
@@ -262,8 +248,7 @@ def _checked(sparsifier: Any) -> BaseSparsifier:
 def _level(group: Mapping[str, Any]) -> float:
     if "sparsity_level" not in group:
         raise SparsifierKeyError(
-            f"{group['tensor_fqn']}: has no 'sparsity_level' to schedule; "
-            "give one in the config or the defaults"
+            f"{group['tensor_fqn']}: has no 'sparsity_level' to schedule; give one in the config or the defaults"
         )
     level: float = group["sparsity_level"]
     return level

@@ -141,13 +141,9 @@ class BaseSparsifier(Hooks, abc.ABC):
         override any default. "mask" gives a first mask, "parametrization" another class to apply it.
         """
         if not isinstance(model, nn.Module):
-            raise SparsifierTypeError(
-                f"prepare: the model is a {type(model).__name__}; pass a torch.nn.Module"
-            )
+            raise SparsifierTypeError(f"prepare: the model is a {type(model).__name__}; pass a torch.nn.Module")
         if not isinstance(config, Iterable | None):
-            raise SparsifierTypeError(
-                f"prepare: the config is a {type(config).__name__}; pass a list of dicts"
-            )
+            raise SparsifierTypeError(f"prepare: the config is a {type(config).__name__}; pass a list of dicts")
         with all_or_nothing(model, self):
             if config is None:
                 self.make_config_from_model(model)
@@ -218,9 +214,7 @@ class BaseSparsifier(Hooks, abc.ABC):
         with all_or_nothing(*{id(group["module"]): group["module"] for group in self.groups}.values()):
             for group, sparse_params in zip(self.groups, kept, strict=True):
                 self._detach_bias(group)
-                parametrize.remove_parametrizations(
-                    group["module"], group["tensor_name"], leave_parametrized=True
-                )
+                parametrize.remove_parametrizations(group["module"], group["tensor_name"], leave_parametrized=True)
                 if sparse_params:
                     group["module"].sparse_params = sparse_params
 
@@ -249,9 +243,7 @@ class BaseSparsifier(Hooks, abc.ABC):
             mask = find_mask(group["module"], group["tensor_name"])
             if mask is not None and group["tensor_fqn"] in state:
                 state[group["tensor_fqn"]]["mask"] = mask
-        groups = [
-            {key: value for key, value in group.items() if key not in _NOT_SAVED} for group in self.groups
-        ]
+        groups = [{key: value for key, value in group.items() if key not in _NOT_SAVED} for group in self.groups]
         return {"state": state, "groups": groups}
 
     def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True) -> None:
@@ -263,9 +255,7 @@ class BaseSparsifier(Hooks, abc.ABC):
         if not hasattr(self, "model"):
             raise SparsifierAttributeError("load_state_dict: no model yet; call prepare(model, config) first")
         if not isinstance(state_dict, Mapping) or not {"state", "groups"} <= state_dict.keys():
-            raise SparsifierKeyError(
-                "load_state_dict: no 'state' or no 'groups'; pass what state_dict() returned"
-            )
+            raise SparsifierKeyError("load_state_dict: no 'state' or no 'groups'; pass what state_dict() returned")
         saved = {name: TensorState(entry) for name, entry in state_dict["state"].items()}
         settings = {_name(group): group for group in copy.deepcopy(list(state_dict["groups"]))}
         with all_or_nothing(self.model, self):
@@ -295,9 +285,7 @@ class BaseSparsifier(Hooks, abc.ABC):
             return entry
         name = group["tensor_fqn"]
         current = find_mask(group["module"], group["tensor_name"])
-        expected = (
-            self._first_mask(getattr(group["module"], group["tensor_name"])) if current is None else current
-        )
+        expected = self._first_mask(getattr(group["module"], group["tensor_name"])) if current is None else current
         if not isinstance(loaded, Tensor) or loaded.shape != expected.shape:
             shape = tuple(loaded.shape) if isinstance(loaded, Tensor) else type(loaded).__name__
             raise SparsifierRuntimeError(
@@ -326,9 +314,7 @@ def _weight_names(module: nn.Module) -> list[str]:
 
 def _name(group: Group) -> str:
     if "tensor_fqn" not in group:
-        raise SparsifierKeyError(
-            "load_state_dict: a group has no 'tensor_fqn'; pass what state_dict() returned"
-        )
+        raise SparsifierKeyError("load_state_dict: a group has no 'tensor_fqn'; pass what state_dict() returned")
     return str(group["tensor_fqn"])
 
 

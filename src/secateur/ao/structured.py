@@ -38,9 +38,7 @@ class BaseStructuredSparsifier(BaseSparsifier):
     """
 
     _parametrization: ClassVar[type[nn.Module]] = FakeStructuredSparsity
-    _supported: ClassVar[frozenset[type[nn.Module]]] = frozenset(
-        {nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.LSTM}
-    )
+    _supported: ClassVar[frozenset[type[nn.Module]]] = frozenset({nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.LSTM})
 
     def __init__(self, defaults: Mapping[str, Any] | None, patterns: Patterns | None = None) -> None:
         super().__init__(defaults)
@@ -49,9 +47,7 @@ class BaseStructuredSparsifier(BaseSparsifier):
     def prune(self) -> nn.Module:
         """Remove the masked rows, and what they fed, from the model; returns the smaller model."""
         if not self.groups:
-            raise SparsifierRuntimeError(
-                "prune: nothing is prepared; call prepare(model, config) and step() first"
-            )
+            raise SparsifierRuntimeError("prune: nothing is prepared; call prepare(model, config) and step() first")
         self._before_removal()
         return removal.remove(self)
 

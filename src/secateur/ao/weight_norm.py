@@ -45,18 +45,14 @@ class WeightNormSparsifier(BaseSparsifier):
     ) -> None:
         norm = 2 if norm is None else norm
         if not callable(norm) and norm not in _NORMS:
-            raise SparsifierNotImplementedError(
-                f"WeightNormSparsifier: no norm {norm!r}; give 1, 2 or a function"
-            )
+            raise SparsifierNotImplementedError(f"WeightNormSparsifier: no norm {norm!r}; give 1, 2 or a function")
         self.norm_fn: Callable[[Tensor], Tensor] = norm if callable(norm) else _NORMS[norm]
         _check_block("WeightNormSparsifier", sparse_block_shape)
         super().__init__(
             defaults={
                 "sparsity_level": sparsity_level,
                 "sparse_block_shape": sparse_block_shape,
-                "zeros_per_block": math.prod(sparse_block_shape)
-                if zeros_per_block is None
-                else zeros_per_block,
+                "zeros_per_block": math.prod(sparse_block_shape) if zeros_per_block is None else zeros_per_block,
             }
         )
 
@@ -127,11 +123,5 @@ def entry_mask(score: Tensor, block: Block, zeros: int) -> Tensor:
 
 
 def _check_block(where: str, block: Any) -> None:
-    if not (
-        isinstance(block, tuple | list)
-        and len(block) == 2
-        and all(isinstance(n, int) and n > 0 for n in block)
-    ):
-        raise SparsifierValueError(
-            f"{where}: sparse_block_shape is {block!r}; give two positive integers (rows, cols)"
-        )
+    if not (isinstance(block, tuple | list) and len(block) == 2 and all(isinstance(n, int) and n > 0 for n in block)):
+        raise SparsifierValueError(f"{where}: sparse_block_shape is {block!r}; give two positive integers (rows, cols)")

@@ -17,6 +17,7 @@ from secateur.axes.layout import (
     size_after,
     why_fixed,
 )
+from secateur.axes.polynomial import Polynomial
 from secateur.axes.unify import factor, fix, hint, leak, note, pieces, split, unify
 
 __all__ = [
@@ -26,6 +27,7 @@ __all__ = [
     "Concat",
     "Layout",
     "Mask",
+    "Polynomial",
     "Product",
     "atoms",
     "constant",

@@ -121,7 +121,7 @@ def _resolve_product(layout: Product) -> Layout:
     changed = False
     for part in layout.parts:
         now = resolve(part)
-        changed |= now is not part
+        changed |= now is not part or isinstance(now, Product)
         for piece in now.parts if isinstance(now, Product) else (now,):
             if parts and constant(piece) and constant(parts[-1]):
                 parts[-1] = Atom(parts[-1].size * piece.size, why_fixed(parts[-1]))
@@ -138,7 +138,7 @@ def _resolve_concat(layout: Concat) -> Layout:
     changed = False
     for part in layout.parts:
         now = resolve(part)
-        changed |= now is not part
+        changed |= now is not part or isinstance(now, Concat)
         for piece in now.parts if isinstance(now, Concat) else (now,):
             if parts and constant(piece) and constant(parts[-1]):
                 parts[-1] = Atom(parts[-1].size + piece.size, why_fixed(parts[-1]))

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-import torch
 from torch import Tensor
 
 from secateur.importance.gather import Context, gather
@@ -15,7 +14,7 @@ from secateur.importance.magnitude import Magnitude
 class BNScale:
     """The absolute scale that norms give to a position; its weights' magnitude where there is no norm.
 
-    >>> import secateur as sec
+    >>> import secateur as sec, torch
     >>> net = torch.nn.Sequential(torch.nn.Conv2d(1, 3, 1), torch.nn.BatchNorm2d(3), torch.nn.Conv2d(3, 1, 1))
     >>> net[1].weight.data = torch.tensor([0.1, -2.0, 1.0])
     >>> sec.plan(sec.trace(net, torch.zeros(1, 1, 4, 4)), sec.Ratio(0.4), importance=sec.BNScale()).axes[0].keep
@@ -31,5 +30,8 @@ class BNScale:
         }
         if not scales:
             return Magnitude()(context)
-        only = Context(context.axis, scales, context.layouts, context.norms)
-        return gather(only, lambda weight, _: weight.detach().abs())
+        return gather(replace(context, parameters=scales), _scale)
+
+
+def _scale(weight: Tensor, _: int) -> Tensor:
+    return weight.detach().abs()

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from secateur.axes import positions
 from secateur.importance.gather import Context
 
 
@@ -37,9 +36,7 @@ class FPGM:
             if parameter is None or parameter.ndim < 2:
                 continue
             slices = parameter.detach().cpu().movedim(site.dim, 0).flatten(1)
-            for atom, index in positions(context.layouts[site.tensor][site.dim]):
-                if atom is axis.atom:
-                    order = torch.from_numpy(index).argsort(stable=True)
-                    mine = order[int((index < 0).sum()) :]
-                    total += self.distances(slices[mine].reshape(axis.size, -1))
+            for owner in context.owners(site.tensor, site.dim):
+                mine = owner.argsort(stable=True)[int((owner < 0).sum()) :]
+                total += self.distances(slices[mine].reshape(axis.size, -1))
         return total

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from secateur.axes import Layout, positions
+from secateur.axes import Atom, Layout, positions
 from secateur.trace.graph import Axis
 
 
@@ -20,22 +21,32 @@ class Context:
     parameters: Mapping[str, Tensor]
     layouts: Mapping[str, tuple[Layout, ...]]
     norms: frozenset[str] = frozenset()  # the parameters that scale the output of a batch norm
+    memo: dict[Any, Any] = field(default_factory=dict, repr=False, compare=False)  # shared by all axes of a plan
+
+    def owners(self, tensor: str, dim: int) -> list[Tensor]:
+        """For each place of the axis in a dimension, which position owns each index (-1: another axis does)."""
+        key = ("owners", tensor, dim)
+        if key not in self.memo:
+            places: dict[Atom, list[Tensor]] = {}
+            for atom, index in positions(self.layouts[tensor][dim]):
+                places.setdefault(atom, []).append(torch.from_numpy(index))
+            self.memo[key] = places
+        return self.memo[key].get(self.axis.atom, [])
 
 
 def gather(context: Context, slices: Callable[[Tensor, int], Tensor]) -> Tensor:
     """Sum, over every parameter that the axis is part of, the scores of the slices that each position owns."""
-    axis = context.axis
-    total = torch.zeros(axis.size, dtype=torch.float64)
-    for site in axis.sites:
+    total = torch.zeros(context.axis.size, dtype=torch.float64)
+    for site in context.axis.sites:
         parameter = context.parameters.get(site.tensor)
         if parameter is None:
             continue
-        scores = slices(parameter, site.dim).to("cpu", torch.float64)
-        for atom, index in positions(context.layouts[site.tensor][site.dim]):
-            if atom is axis.atom:
-                owner = torch.from_numpy(index)
-                mine = owner >= 0
-                total.index_add_(0, owner[mine], scores[mine])
+        key = (slices, site.tensor, site.dim)
+        if key not in context.memo:
+            context.memo[key] = slices(parameter, site.dim).to("cpu", torch.float64)
+        for owner in context.owners(site.tensor, site.dim):
+            mine = owner >= 0
+            total.index_add_(0, owner[mine], context.memo[key][mine])
     return total
 
 

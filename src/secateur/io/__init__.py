@@ -1,6 +1,6 @@
 """Keeping what a cut made: one safetensors file with the weights and the plan. No pickle."""
 
-from secateur.io.load import load
-from secateur.io.save import save
+from secateur.io.loading import load
+from secateur.io.saving import save
 
 __all__ = ["load", "save"]

@@ -24,13 +24,13 @@ def replacing(path: Path, *, overwrite: bool) -> Iterator[Path]:
     'whole'
     """
     path = Path(os.path.realpath(path))  # a link stays one, and what it leads to is replaced
-    mode = _mode(path, overwrite)
+    old = _mode(path, overwrite)
     new = path.with_name(f".secateur-{secrets.token_hex(8)}.tmp")
     try:
         os.close(os.open(new, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o666))
-        if mode is not None:
-            new.chmod(mode)
+        mode = stat.S_IMODE(new.stat().st_mode) if old is None else old
         yield new
+        new.chmod(mode)  # whoever wrote it may have put a file of their own in its place
         _sync(new, os.O_RDWR)
         new.replace(path)
     except BaseException:

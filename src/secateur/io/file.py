@@ -1,12 +1,12 @@
-"""The file: safetensors, with what it takes to rebuild the model in the metadata.
+"""The file: safetensors, whose metadata has one entry, `secateur`, with JSON that says how to rebuild the model.
 
-The metadata of a safetensors file is text by text. Ours:
+    version  of this layout
+    library  that wrote it, its version
+    class    of the model, its name
+    plan     that leads here from the full size, or null
+    tied     {stored name: [its other names]}
 
-    secateur_file     version of this layout
-    secateur_version  version of the library that wrote it
-    class             name of the model's class
-    plan              JSON of the plan that leads here from the full size, or null
-    tied              JSON of {stored name: [its other names]}
+One entry only, because the format does not fix the order of several: the same model makes the same bytes.
 """
 
 from __future__ import annotations
@@ -28,10 +28,11 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
 from secateur.errors import FileError, SecateurError
-from secateur.plan.json import parse
+from secateur.plan.json import from_data, parse, shown, to_data
 from secateur.plan.plan import Plan
 
-VERSION = "1"
+VERSION = 1
+_ENTRY = "secateur"
 _REMEDY = "it is damaged or was not written by secateur.save"
 
 
@@ -44,30 +45,31 @@ class Header:
     tied: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
     def metadata(self) -> dict[str, str]:
-        return {
-            "format": "pt",
-            "secateur_file": VERSION,
-            "secateur_version": _library_version(),
+        data = {
+            "version": VERSION,
+            "library": _library_version(),
             "class": self.class_name,
-            "plan": "null" if self.plan is None else self.plan.to_json(),
-            "tied": json.dumps({name: list(others) for name, others in self.tied.items()}),
+            "plan": None if self.plan is None else to_data(self.plan),
+            "tied": {name: list(others) for name, others in self.tied.items()},
         }
+        return {_ENTRY: json.dumps(data, separators=(",", ":"), sort_keys=True)}
 
     @staticmethod
     def read(metadata: Mapping[str, str] | None) -> Header:
         """The header in a file's metadata; refused where it is not what `metadata` makes."""
-        data = metadata or {}
-        if "secateur_file" not in data:
+        if not metadata or _ENTRY not in metadata:
             raise FileError(f"it holds tensors but no plan; {_REMEDY}")
-        if data["secateur_file"] != VERSION:
-            raise FileError(
-                f"it has layout {data['secateur_file'][:20]!r}, this library reads {VERSION!r}; "
-                f"load it with the version that wrote it ({data.get('secateur_version', 'unknown')[:20]!r})"
-            )
-        missing = {"class", "plan", "tied"} - set(data)
-        if missing:
-            raise FileError(f"its metadata lacks {', '.join(sorted(missing))}; {_REMEDY}")
-        plan = None if data["plan"] == "null" else Plan.from_json(data["plan"])
+        try:
+            data = parse(metadata[_ENTRY])
+        except ValueError as error:
+            raise FileError(f"its metadata cannot be read: {error}; {_REMEDY}") from None
+        fields = {"version", "library", "class", "plan", "tied"}
+        if not isinstance(data, dict) or not fields <= set(data) or not isinstance(data["class"], str):
+            raise FileError(f"its metadata is not that of a model; {_REMEDY}")
+        if type(data["version"]) is not int or data["version"] != VERSION:
+            versions = f"it has layout {shown(data['version'])}, this library reads {VERSION}"
+            raise FileError(f"{versions}; load it with what wrote it, version {shown(data['library'])}")
+        plan = None if data["plan"] is None else from_data(data["plan"])
         return Header(data["class"], plan, _tied(data["tied"]))
 
     def source(self, stored: set[str]) -> dict[str, str]:
@@ -75,19 +77,15 @@ class Header:
         names = {name: name for name in stored}
         for name, others in self.tied.items():
             if name not in stored:
-                raise FileError(f"it ties {name[:80]!r}, which it does not hold; {_REMEDY}")
+                raise FileError(f"it ties {shown(name)}, which it does not hold; {_REMEDY}")
             for other in others:
                 if other in names:
-                    raise FileError(f"it holds {other[:80]!r} twice; {_REMEDY}")
+                    raise FileError(f"it holds {shown(other)} twice; {_REMEDY}")
                 names[other] = name
         return names
 
 
-def _tied(text: str) -> dict[str, tuple[str, ...]]:
-    try:
-        data = parse(text)
-    except ValueError as error:
-        raise FileError(f"its list of tied tensors cannot be read ({error}); {_REMEDY}") from None
+def _tied(data: Any) -> dict[str, tuple[str, ...]]:
     lists = data.values() if isinstance(data, dict) else [None]
     if not all(isinstance(others, list) and all(isinstance(o, str) for o in others) for others in lists):
         raise FileError(f"its list of tied tensors is none; {_REMEDY}")
@@ -138,10 +136,13 @@ def opened(path: Path) -> Iterator[Any]:
 def about(path: Any) -> Iterator[Path]:
     """Errors within say which file they are about, and are FileErrors, whatever they were."""
     try:
+        str(path).encode()  # safetensors opens no other paths
         yield Path(path)
     except SecateurError as error:
-        raise FileError(f"{os.fspath(path)}: {error}") from error
+        raise FileError(f"{path}: {error}") from error
     except SafetensorError as error:
-        raise FileError(f"{os.fspath(path)}: {error}; {_REMEDY}") from error
+        raise FileError(f"{path}: {error}; {_REMEDY}") from error
+    except UnicodeEncodeError as error:
+        raise FileError(f"{path!r}: its name is not UTF-8; give it another") from error
     except (OSError, ValueError, TypeError) as error:
         raise FileError(f"{path!r}: {error}") from error

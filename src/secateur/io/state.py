@@ -32,9 +32,7 @@ class State:
         for name, value in extra.items():
             if name.rpartition(".")[2] != _EXTRA or not isinstance(value, Tensor):
                 what = f"{name} in the state dict of {type(model).__name__} is a {type(value).__name__}"
-                raise FileError(
-                    f"{what}, no parameter and no buffer, which a file cannot hold; make it a buffer"
-                )
+                raise FileError(f"{what}, no parameter and no buffer, which a file cannot hold; make it a buffer")
         return State(tensors, extra)
 
     def groups(self) -> list[tuple[str, ...]]:

@@ -29,12 +29,9 @@ def to_data(plan: Plan) -> dict[str, Any]:
         "secateur_plan": VERSION,
         "axes": [_axis_data(axis) for axis in plan.axes],
         "tensors": {
-            name: {"shape": list(plan.shapes[name]), "keep": _keep_data(dims)}
-            for name, dims in plan.kept.items()
+            name: {"shape": list(plan.shapes[name]), "keep": _keep_data(dims)} for name, dims in plan.kept.items()
         },
-        "attributes": [
-            {**_place_data(place), "was": was, "value": value} for place, was, value in plan.attributes
-        ],
+        "attributes": [{**_place_data(place), "was": was, "value": value} for place, was, value in plan.attributes],
         "held": [{**_place_data(place), "keep": _keep_data(dims)} for place, dims in plan.held],
         "macs": [plan.macs.before, plan.macs.after],
         "params": [plan.params.before, plan.params.after],
@@ -110,8 +107,8 @@ def from_data(data: Any) -> Plan:
         tensors = _mapping(data.get("tensors"), "tensors")
         return Plan(
             axes=tuple(_axis(item) for item in _list(data.get("axes"), "axes")),
-            kept={name: _kept(_mapping(t, _shown(name)).get("keep"), name) for name, t in tensors.items()},
-            shapes={name: _ints(t.get("shape"), f"shape of {_shown(name)}") for name, t in tensors.items()},
+            kept={name: _kept(_mapping(t, shown(name)).get("keep"), name) for name, t in tensors.items()},
+            shapes={name: _ints(t.get("shape"), f"shape of {shown(name)}") for name, t in tensors.items()},
             attributes=tuple(
                 (place, _typed(item, "was", int), _typed(item, "value", int))
                 for place, item in _places(data.get("attributes"), "attributes").items()
@@ -141,9 +138,9 @@ def _example(how: Any) -> Any:
 def _axis(item: Any) -> AxisPlan:
     item = _mapping(item, "axis")
     name, size = _typed(item, "name", str), _typed(item, "size", int)
-    keep = _positions(item.get("keep"), f"axis {_shown(name)}")
+    keep = _positions(item.get("keep"), f"axis {shown(name)}")
     if keep[-1] >= size:
-        raise PlanError(f"a plan keeps position {keep[-1]} of axis {_shown(name)}, which has {size}")
+        raise PlanError(f"a plan keeps position {keep[-1]} of axis {shown(name)}, which has {size}")
     return AxisPlan(
         name,
         size,
@@ -178,15 +175,15 @@ def _step(step: Any) -> Any:
             return value
         if kind == "key" and (type(value) is str or (type(value) is int and abs(value) < _MOST)):
             return Key(value)
-    raise PlanError(f"a plan cannot set what the step {_shown(step)} leads to")
+    raise PlanError(f"a plan cannot set what the step {shown(step)} leads to")
 
 
 def _kept(item: Any, name: str) -> Kept:
-    name = _shown(name)
+    name = shown(name)
     kept = {}
     for dim, index in _mapping(item, f"keep of {name}").items():
         if not (dim.isascii() and dim.isdigit()) or len(dim) > 2 or str(int(dim)) != dim:
-            raise PlanError(f"a plan cuts dimension {_shown(dim)} of {name}")
+            raise PlanError(f"a plan cuts dimension {shown(dim)} of {name}")
         kept[int(dim)] = _positions(index, f"{name} dim {dim}")
     return kept
 
@@ -198,7 +195,7 @@ def _positions(item: Any, what: str) -> tuple[int, ...]:
     return positions
 
 
-def _shown(value: Any) -> str:
+def shown(value: Any) -> str:
     """A value of somebody else's making, safe to put in a message."""
     return ascii(value)[:80]
 

@@ -154,8 +154,7 @@ def make_plan(graph: Graph, chosen: Chosen) -> Plan:
         mask = np.zeros(axis.size, np.bool_)
         mask[positions.numpy()] = True
         masks[axis.atom] = mask
-        alone = {axis.atom: len(positions)}
-        saved = (cost.macs({}) - cost.macs(alone), cost.params({}) - cost.params(alone))
+        saved = (cost.macs.saved(axis.atom, len(positions)), cost.params.saved(axis.atom, len(positions)))
         axes.append(AxisPlan(axis.name, axis.size, tuple(positions.tolist()), axis.exact, *saved))
     counts = {atom: int(mask.sum()) for atom, mask in masks.items()}
     kept: dict[str, dict[int, tuple[int, ...]]] = {}

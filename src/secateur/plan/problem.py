@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from fnmatch import fnmatchcase
 from functools import cached_property
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -47,6 +48,7 @@ class Problem:
         self._of_atom = {axis.atom: axis for axis in self.axes}
         self._cost = CostModel(graph)
         self._scores: dict[Axis, Tensor] = {}
+        self._memo: dict[Any, Any] = {}
 
     # counts ----------------------------------------------------------------------------------------------------
 
@@ -92,7 +94,7 @@ class Problem:
         return self._scores[axis]
 
     def _context(self, axis: Axis) -> Context:
-        return Context(axis, self._tensors, self.graph.layouts, self._norms)
+        return Context(axis, self._tensors, self.graph.layouts, self._norms, self._memo)
 
     @cached_property
     def _norms(self) -> frozenset[str]:

@@ -7,7 +7,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
-import torch
 from torch import Tensor
 
 from secateur.errors import PlanError
@@ -35,7 +34,7 @@ def _fraction(value: object, name: str, *, whole: bool) -> None:
 class Ratio:
     """Remove the fraction `ratio` of every axis.
 
-    >>> import secateur as sec
+    >>> import secateur as sec, torch
     >>> net = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.ReLU(), torch.nn.Linear(8, 2))
     >>> len(sec.plan(sec.trace(net, torch.zeros(1, 4)), sec.Ratio(0.25)).axes[0].keep)
     6
@@ -84,8 +83,8 @@ class _Budget:
         least = cost(problem.counts(lambda _: 1.0))
         if least > budget:
             raise PlanError(
-                f"{type(self).__name__}({self.fraction}) cannot be reached: the lowest is {least / whole:.3f}, with one "
-                "position left of every axis that may be cut. print(graph) shows what is blocked and why"
+                f"{type(self).__name__}({self.fraction}) cannot be reached: the lowest is {least / whole:.3f}, with "
+                "one position left of every axis that may be cut. print(graph) shows what is blocked and why"
             )
         for _ in range(40):
             middle = (low + high) / 2
@@ -97,7 +96,7 @@ class _Budget:
 class Macs(_Budget):
     """Keep at most the fraction `fraction` of the multiply-accumulates.
 
-    >>> import secateur as sec
+    >>> import secateur as sec, torch
     >>> net = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.ReLU(), torch.nn.Linear(8, 4))
     >>> plan = sec.plan(sec.trace(net, torch.zeros(1, 4)), sec.Macs(0.5))
     >>> plan.macs.before, plan.macs.after
@@ -112,7 +111,7 @@ class Macs(_Budget):
 class Params(_Budget):
     """Keep at most the fraction `fraction` of the parameters.
 
-    >>> import secateur as sec
+    >>> import secateur as sec, torch
     >>> net = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.ReLU(), torch.nn.Linear(8, 4))
     >>> plan = sec.plan(sec.trace(net, torch.zeros(1, 4)), sec.Params(0.5))
     >>> plan.params.before, plan.params.after
@@ -127,7 +126,7 @@ class Params(_Budget):
 class Zeros:
     """Cut every position that is zero already, however that came about.
 
-    >>> import secateur as sec
+    >>> import secateur as sec, torch
     >>> net = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.ReLU(), torch.nn.Linear(8, 2))
     >>> _ = sec.prune.ln_structured(net[0], "weight", amount=3, n=1, dim=0)
     >>> net[0].bias.data *= net[0].weight_mask[:, 0]

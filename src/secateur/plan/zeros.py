@@ -2,63 +2,90 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 import torch
 from torch import Tensor, nn
 
-from secateur.axes import positions
-from secateur.trace.graph import Axis, Graph
+from secateur.axes import free_atoms, positions
+from secateur.trace.graph import Axis, Graph, Site
+from secateur.trace.held import read
+from secateur.trace.roles import Roles, roles
 
 
-def dead_positions(graph: Graph, axis: Axis) -> Tensor:
-    """Which positions of an axis can go without changing the model's outputs."""
-    effective = dict(effective_tensors(graph.model))
-    made = torch.ones(axis.size, dtype=torch.bool)
-    read = torch.ones(axis.size, dtype=torch.bool)
-    makers = readers = 0
-    for site in axis.sites:
-        tensor = effective.get(site.tensor)
-        if tensor is None:
+def dead_positions(graph: Graph, axes: tuple[Axis, ...]) -> dict[Axis, Tensor]:
+    """For each axis that has any, which positions can go without changing the model's outputs.
+
+    Only of exact axes: elsewhere the mere presence of a position changes a statistic.
+    """
+    effective = dict(effective_tensors(graph))
+    known = roles(graph)
+    dead = {axis: _dead(graph, axis, effective, known) for axis in axes if axis.exact}
+    return {axis: gone for axis, gone in dead.items() if gone.any()}
+
+
+def _dead(graph: Graph, axis: Axis, effective: Mapping[str, Tensor], known: Roles) -> Tensor:
+    made = torch.full((axis.size,), not axis.atom.leaks)
+    unread = torch.full((axis.size,), axis.atom not in known.mixed)
+    readers = 0
+    for site in _sites(graph, axis):
+        if site.tensor not in effective:
             continue
-        zero = tensor.movedim(site.dim, 0).flatten(1).eq(0).all(1) if tensor.ndim > 1 else tensor.eq(0)
-        for atom, index in positions(graph.layouts[site.tensor][site.dim]):
-            if atom is axis.atom:
-                owner = torch.from_numpy(index)
-                alive = torch.zeros(axis.size, dtype=torch.bool)
-                alive[owner[(owner >= 0) & ~zero.cpu()]] = True
-                if _reads(tensor, site.dim):
-                    read &= ~alive
-                    readers += 1
-                else:
-                    made &= ~alive
-                    makers += 1
-    makers = 0 if axis.atom.leaks or not axis.exact else makers
-    nothing = torch.zeros(axis.size, dtype=torch.bool)
-    return (made if makers else nothing) | (read if readers else nothing)
+        alive = _alive(graph, axis, site, effective[site.tensor])
+        if site in known.reads:
+            unread &= ~alive
+            readers += 1
+        if site in known.makes or site not in known.reads:
+            made &= ~alive
+    return made | unread if readers else made
 
 
-def _reads(tensor: Tensor, dim: int) -> bool:
-    """Whether a dimension of a weight is what it sums over."""
-    return tensor.ndim > 1 and dim == 1
+def _sites(graph: Graph, axis: Axis) -> Iterator[Site]:
+    """Where an axis is, tensors in plain attributes included."""
+    yield from axis.sites
+    for name in graph.places:
+        for i, layout in enumerate(graph.layouts[name]):
+            if axis.atom in free_atoms(layout):
+                yield Site(name, i)
 
 
-def effective_tensors(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    """Parameters as the model uses them: masks and parametrizations applied, under the names that hold the data."""
-    for name, module in model.named_modules():
-        for key, parameter in module._parameters.items():
-            if parameter is not None:
-                yield f"{name}.{key}".lstrip("."), _effective(model, name, module, key, parameter)
+def _alive(graph: Graph, axis: Axis, site: Site, tensor: Tensor) -> Tensor:
+    """Which positions of an axis have anything but zeros in a tensor."""
+    nonzero = tensor.movedim(site.dim, 0).reshape(tensor.shape[site.dim], -1).ne(0).any(1).cpu()
+    alive = torch.zeros(axis.size, dtype=torch.bool)
+    for atom, index in positions(graph.layouts[site.tensor][site.dim]):
+        if atom is axis.atom:
+            owner = torch.from_numpy(index)
+            alive[owner[(owner >= 0) & nonzero]] = True
+    return alive
 
 
-def _effective(model: nn.Module, name: str, module: nn.Module, key: str, parameter: Tensor) -> Tensor:
-    data = parameter.detach()
+def effective_tensors(graph: Graph) -> Iterator[tuple[str, Tensor]]:
+    """Tensors as the model uses them: masks and parametrizations applied, under the names that hold the data.
+
+    Left out are those that matter only together with others: a mask, and the statistics of a norm that scales (or,
+    of one that does not, its variance).
+    """
+    for name, module in graph.model.named_modules():
+        for key, tensor in (*module._parameters.items(), *module._buffers.items()):
+            if tensor is not None and not _beside(module, key):
+                yield f"{name}.{key}".lstrip("."), _effective(graph.model, name, module, key, tensor.detach())
+    for name, place in graph.places.items():
+        yield name, read(graph.model, place).detach()
+
+
+def _beside(module: nn.Module, key: str) -> bool:
+    if isinstance(module, nn.modules.batchnorm._NormBase) and key in module._buffers:
+        return key != "running_mean" or module.weight is not None
+    return key.endswith("_mask") and f"{key.removesuffix('_mask')}_orig" in module._parameters
+
+
+def _effective(model: nn.Module, name: str, module: nn.Module, key: str, tensor: Tensor) -> Tensor:
     if key.endswith("_orig"):
         mask = module._buffers.get(f"{key.removesuffix('_orig')}_mask")
-        return data if mask is None else data * mask
-    owner, _, tail = name.rpartition(".parametrizations.")
-    if key == "original" and (tail or name.startswith("parametrizations.")):
-        host = model.get_submodule(owner)
+        return tensor if mask is None else tensor * mask
+    owner, _, tail = f".{name}".rpartition(".parametrizations.")
+    if key == "original" and tail:
         with torch.no_grad():
-            return getattr(host, tail or name.removeprefix("parametrizations.")).detach()
-    return data
+            return getattr(model.get_submodule(owner.lstrip(".")), tail).detach()
+    return tensor

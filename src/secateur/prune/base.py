@@ -93,9 +93,7 @@ class BasePruningMethod(ABC):
             install([(site, mask, hook)])
             return hook
 
-    def prune(
-        self, t: Tensor, default_mask: Tensor | None = None, importance_scores: Tensor | None = None
-    ) -> Tensor:
+    def prune(self, t: Tensor, default_mask: Tensor | None = None, importance_scores: Tensor | None = None) -> Tensor:
         """`t` with what this method prunes set to zero; no module is involved.
 
         >>> from secateur import prune
@@ -182,11 +180,7 @@ class PruningContainer(BasePruningMethod):
     def __init__(self, *args: Any) -> None:
         self._pruning_methods: tuple[Any, ...] = ()
         methods = args
-        if (
-            len(args) == 1
-            and isinstance(args[0], Iterable)
-            and not isinstance(args[0], torch_prune.BasePruningMethod)
-        ):
+        if len(args) == 1 and isinstance(args[0], Iterable) and not isinstance(args[0], torch_prune.BasePruningMethod):
             methods = tuple(args[0])
         if methods:
             if not hasattr(methods[0], "_tensor_name"):

@@ -36,9 +36,7 @@ def _validate_pruning_amount_init(amount: Any) -> None:
         if int(amount) < 0:
             raise PruneValueError(f"amount={amount} is a negative count; pass 0 or more")
     elif not 0.0 <= float(amount) <= 1.0:
-        raise PruneValueError(
-            f"amount={amount} is not a fraction from 0 to 1; pass one, or an int to give a count"
-        )
+        raise PruneValueError(f"amount={amount} is not a fraction from 0 to 1; pass one, or an int to give a count")
 
 
 def _validate_pruning_amount(amount: Any, tensor_size: int) -> None:
@@ -103,9 +101,7 @@ def _validate_pruning_dim(t: Tensor, dim: Any) -> None:
     if not isinstance(dim, numbers.Integral):
         raise PruneTypeError(f"dim={dim!r} is a {type(dim).__name__}; pass an int")
     if not -t.dim() <= int(dim) < t.dim():
-        raise PruneIndexError(
-            f"dim={dim} is out of range for shape {tuple(t.shape)}; pass {-t.dim()} to {t.dim() - 1}"
-        )
+        raise PruneIndexError(f"dim={dim} is out of range for shape {tuple(t.shape)}; pass {-t.dim()} to {t.dim() - 1}")
 
 
 def check_scores(scores: Any, like: Tensor, what: str = "importance_scores") -> Tensor:
@@ -138,21 +134,15 @@ def check_no_nan(t: Tensor, what: str) -> None:
     else:
         found = False
     if found:
-        raise PruneValueError(
-            f"{what} contains NaN, which cannot be ranked; repair or replace it before pruning"
-        )
+        raise PruneValueError(f"{what} contains NaN, which cannot be ranked; repair or replace it before pruning")
 
 
 def check_module(module: Any, name: Any) -> None:
     """Refuse what is not a module, and a name that is not a string."""
     if not isinstance(module, nn.Module):
-        raise PruneAttributeError(
-            f"a {type(module).__name__} is not a module; pass the nn.Module that owns {name!r}"
-        )
+        raise PruneAttributeError(f"a {type(module).__name__} is not a module; pass the nn.Module that owns {name!r}")
     if not isinstance(name, str):
-        raise PruneTypeError(
-            f"name={name!r} is a {type(name).__name__}; pass the parameter's name as a string"
-        )
+        raise PruneTypeError(f"name={name!r} is a {type(name).__name__}; pass the parameter's name as a string")
 
 
 def check_parameter(module: nn.Module, name: str) -> nn.Parameter:

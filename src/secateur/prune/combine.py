@@ -61,8 +61,7 @@ def _pruning_type(method: Any) -> str:
         )
     if kind not in ("unstructured", "structured", "global"):
         raise PruneValueError(
-            f"{type(method).__name__}.PRUNING_TYPE is {kind!r}; "
-            "set it to 'unstructured', 'structured' or 'global'"
+            f"{type(method).__name__}.PRUNING_TYPE is {kind!r}; set it to 'unstructured', 'structured' or 'global'"
         )
     return str(kind)
 

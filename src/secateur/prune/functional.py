@@ -44,9 +44,7 @@ def random_unstructured(module: nn.Module, name: str, amount: Any) -> nn.Module:
     return module
 
 
-def l1_unstructured(
-    module: nn.Module, name: str, amount: Any, importance_scores: Tensor | None = None
-) -> nn.Module:
+def l1_unstructured(module: nn.Module, name: str, amount: Any, importance_scores: Tensor | None = None) -> nn.Module:
     """Prune the entries of smallest magnitude.
 
     >>> layer = l1_unstructured(nn.Linear(4, 4), "weight", amount=0.25)

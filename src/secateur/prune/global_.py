@@ -139,9 +139,7 @@ def _method(pruning_method: Any, kwargs: dict[str, Any]) -> Any:
             f"global_unstructured: cannot make the method: {error}; pass its class, and arguments by name"
         ) from error
     if not isinstance(method, torch_prune.BasePruningMethod):
-        raise PruneTypeError(
-            f"global_unstructured: {pruning_method!r} does not make a pruning method; pass a class"
-        )
+        raise PruneTypeError(f"global_unstructured: {pruning_method!r} does not make a pruning method; pass a class")
     return method
 
 
@@ -162,9 +160,7 @@ def _entries(method: Any, targets: Sequence[_Target]) -> list[Tensor]:
     before = torch.cat([(torch.ones_like(t.orig) if t.mask is None else t.mask).reshape(-1) for t in targets])
     after = combine(method, flat, before).split([t.orig.numel() for t in targets])
     return [
-        check_scores(m, t.orig.reshape(-1), "the computed mask")
-        .view(t.orig.shape)
-        .to(t.orig.dtype, copy=True)
+        check_scores(m, t.orig.reshape(-1), "the computed mask").view(t.orig.shape).to(t.orig.dtype, copy=True)
         for m, t in zip(after, targets, strict=True)
     ]
 
@@ -186,6 +182,5 @@ def _channels(method: Any, targets: Sequence[_Target]) -> list[Tensor]:
     dropped[ranks.argsort(stable=True)[: count_to_prune(method.amount, ranks.numel())]] = True
     parts = dropped.split([len(a) for a in alive])
     return [
-        m * channel_mask(m, method.dim, a[part.to(a.device)])
-        for m, a, part in zip(masks, alive, parts, strict=True)
+        m * channel_mask(m, method.dim, a[part.to(a.device)]) for m, a, part in zip(masks, alive, parts, strict=True)
     ]

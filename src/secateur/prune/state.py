@@ -110,6 +110,4 @@ def all_or_nothing(modules: Iterable[nn.Module]) -> Iterator[None]:
 
 
 def _contents(module: nn.Module) -> list[tuple[Any, Any]]:
-    return [
-        (value, value.copy()) for value in module.__dict__.values() if isinstance(value, (dict, list, set))
-    ]
+    return [(value, value.copy()) for value in module.__dict__.values() if isinstance(value, (dict, list, set))]

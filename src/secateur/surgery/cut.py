@@ -82,9 +82,9 @@ class Cut:
     def _loosen(self, attention: nn.MultiheadAttention, scale: float) -> None:
         """Where torch's attention can no longer express the widths, ours takes its place."""
         width, inner = attention.out_proj.weight.shape
-        keys = attention.in_proj_weight if attention.in_proj_weight is not None else attention.k_proj_weight
-        rows = keys.shape[0] // (1 if attention.in_proj_weight is None else 3)
-        expressible = width == inner == rows and width % attention.num_heads == 0
+        packed = attention.in_proj_weight
+        rows, taken = attention.q_proj_weight.shape if packed is None else (packed.shape[0] // 3, packed.shape[1])
+        expressible = width == inner == rows == taken and width % attention.num_heads == 0
         if expressible and math.isclose(scale, 1 / math.sqrt(width // attention.num_heads)):
             return
         self._classes.append((attention, type(attention)))
@@ -98,7 +98,9 @@ def check_fit(model: nn.Module, plan: Plan) -> None:
     have = dict(named_tensors(model))
     for name, shape in plan.shapes.items():
         if name not in have:
-            raise PlanError(f"the plan cuts {name}, which {type(model).__name__} does not have; is it for another model?")
+            raise PlanError(
+                f"the plan cuts {name}, which {type(model).__name__} does not have; is it for another model?"
+            )
         if tuple(have[name].shape) != tuple(shape):
             raise PlanError(
                 f"the plan cuts {name} of shape {tuple(shape)}, here it is {tuple(have[name].shape)}; "

@@ -30,7 +30,10 @@ _READ: dict[type, dict[str, Callable[[Any], int]]] = {
     nn.Embedding: {"embedding_dim": lambda m: m.weight.shape[1]},
     nn.EmbeddingBag: {"embedding_dim": lambda m: m.weight.shape[1]},
     nn.PReLU: {"num_parameters": lambda m: m.weight.shape[0]},
-    nn.RNNCellBase: {"input_size": lambda m: m.weight_ih.shape[1], "hidden_size": lambda m: m.weight_hh.shape[1]},
+    nn.RNNCellBase: {
+        "input_size": lambda m: m.weight_ih.shape[1],
+        "hidden_size": lambda m: m.weight_hh.shape[1],
+    },
     nn.RNNBase: {
         "input_size": lambda m: m.weight_ih_l0.shape[1],
         "hidden_size": lambda m: m.weight_hh_l0.shape[0] // {"LSTM": 4, "GRU": 3}.get(m.mode, 1),

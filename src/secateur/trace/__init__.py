@@ -16,7 +16,7 @@ from secateur.errors import TraceError
 from secateur.trace.capture import Capture
 from secateur.trace.graph import Axis, Blocked, Graph, Site, build
 
-__all__ = ["Axis", "Blocked", "Graph", "Site", "trace"]
+__all__ = ["Axis", "Blocked", "Graph", "Site", "macs", "trace"]
 
 
 def trace(model: nn.Module, example: Any) -> Graph:
@@ -42,6 +42,19 @@ def trace(model: nn.Module, example: Any) -> Graph:
         with contextlib.suppress(TraceError):  # some models cannot train on one example; eval is what counts
             _capture(model, example, training=True, into=capture)
     return build(model, example, capture)
+
+
+def macs(model: nn.Module, example: Any) -> int:
+    """How many multiply-accumulates one run on the example takes.
+
+    >>> import secateur as sec
+    >>> sec.macs(nn.Linear(4, 8), torch.zeros(10, 4))
+    320
+
+    Counts what matrix products, convolutions, attention and recurrent layers do, as `torch.utils.flop_counter` counts
+    it where it knows the op (it passes over fused attention and fused LSTMs on a CPU; this does not).
+    """
+    return trace(model, example).macs()
 
 
 def unwrap(model: Any) -> nn.Module:

@@ -48,11 +48,18 @@ class OpRecorder(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, _types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
+        watched = not self.suspended and isinstance(func, torch._ops.OpOverload)
+        if watched and func.namespace == "aten" and registry.rule_for(func) is None:
+            # In inference mode, composed ops arrive whole.
+            with self:
+                out = func.decompose(*args, **kwargs)
+            if out is not NotImplemented:
+                return out
         if func is torch.ops.aten._grouped_mm.default and isinstance(args[0], FakeTensor):
             out = args[0].new_empty(args[0].shape[0], args[1].shape[-1])  # its fake kernel knows one dtype only
         else:
             out = func(*args, **kwargs)
-        if not self.suspended and isinstance(func, torch._ops.OpOverload):
+        if watched:
             self.tracer.record(func, args, kwargs, out, seen=self.seen)
         return out
 
@@ -269,6 +276,7 @@ class Capture:
             self._real.append(tensor)
             if name not in self.values:
                 self.values[name] = Value([Atom(n) for n in tensor.shape])
+                self.values[name].storage.made_of = frozenset({name})
         value = self.tracer.known(known)
         if value is None:
             value = self.tracer.bind(known, self.values[name])

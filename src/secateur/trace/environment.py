@@ -44,11 +44,11 @@ def unscripted() -> Iterator[None]:
         source = getattr(self, "_torchdynamo_inline", None)
         return original(self, *args, **kwargs) if source is None else source(*args, **kwargs)
 
-    script.__call__ = call
+    script.__call__ = call  # type: ignore[method-assign]
     try:
         yield
     finally:
-        script.__call__ = original
+        script.__call__ = original  # type: ignore[method-assign]
 
 
 def _caches(home: str) -> Iterable[tuple[Any, str, Any]]:

@@ -169,9 +169,7 @@ class Sizes:
                 atoms = self.atoms_of(constraint.left, constraint.right)
                 if not atoms:
                     continue
-                if len(atoms) == 1 and not any(
-                    self.holds(constraint, {atoms[0]: n}) for n in range(1, atoms[0].size)
-                ):
+                if len(atoms) == 1 and not any(self.holds(constraint, {atoms[0]: n}) for n in range(1, atoms[0].size)):
                     fix(atoms[0], self.reason(constraint))
                     changed = True
                 else:
@@ -186,9 +184,7 @@ class Sizes:
         equal = constraint.symbol == "==" and constraint.outcome
         if equal and (isinstance(constraint.left, Lit) or isinstance(constraint.right, Lit)):
             assert literal is not None
-            return (
-                f"{literal.value} is a literal at {constraint.where}; hold it in an attribute to make it cuttable"
-            )
+            return f"{literal.value} is a literal at {constraint.where}; hold it in an attribute to make it cuttable"
         return f"its size must satisfy {constraint} at {constraint.where}"
 
 

@@ -9,13 +9,13 @@ from typing import Any
 
 from torch import nn
 
-from secateur.axes import Atom, Layout, fix, free_atoms, resolve, size_after, why_fixed
+from secateur.axes import Atom, Layout, Polynomial, fix, free_atoms, resolve, why_fixed
 from secateur.trace.capture import Capture
 from secateur.trace.equations import Constraint, Sizes
 from secateur.trace.held import read
 from secateur.trace.naming import hint_heads, name_axes
 from secateur.trace.sizes import Place
-from secateur.trace.tracer import Cost
+from secateur.trace.tracer import Cost, Use
 
 
 @dataclass(frozen=True)
@@ -74,6 +74,8 @@ class Graph:
     places: Mapping[str, Place] = field(repr=False)
     sizes: Sizes = field(repr=False)
     costs: tuple[Cost, ...] = field(repr=False)
+    uses: tuple[Use, ...] = field(repr=False)
+    own_dims: Mapping[str, tuple[Layout, ...]] = field(repr=False)  # as tensors had them before anything was learnt
 
     @property
     def constraints(self) -> list[Constraint]:
@@ -82,13 +84,7 @@ class Graph:
 
     def macs(self, counts: Mapping[Atom, int] | None = None) -> int:
         """Multiply-accumulates of one run on the example, when each axis keeps `counts`."""
-        total = 0
-        for cost in self.costs:
-            n = cost.factor
-            for layout in cost.layouts:
-                n *= size_after(layout, counts or {})
-            total += n
-        return total
+        return Polynomial([(cost.factor, cost.layouts) for cost in self.costs])(counts or {})
 
     def touched(self) -> float:
         """The share of the parameters that some axis touches."""
@@ -113,7 +109,7 @@ class Graph:
 
 def build(model: nn.Module, example: Any, capture: Capture) -> Graph:
     """Solve the sizes, find the sites of every free axis, name them."""
-    for name, value in capture.values.items():
+    for value in capture.values.values():
         if not value.used:
             for dim in value.dims:
                 fix(dim, "not used when the model ran on the example")
@@ -155,5 +151,6 @@ def build(model: nn.Module, example: Any, capture: Capture) -> Graph:
         places=dict(capture.places),
         sizes=sizes,
         costs=tuple(capture.tracer.costs),
+        uses=tuple(capture.tracer.uses),
+        own_dims={name: value.dims for name, value in capture.values.items()},
     )
-

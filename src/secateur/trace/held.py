@@ -36,7 +36,18 @@ _SKIP = (
 )
 # What nn.Module keeps for itself: registries are handled by name, hooks and flags are not sizes.
 _REGISTRIES = ("_parameters", "_buffers", "_modules")
-_OPAQUE_ROOTS = ("torch", "numpy", "builtins", "collections", "functools", "logging", "threading", "typing", "abc", "secateur")
+_OPAQUE_ROOTS = (
+    "torch",
+    "numpy",
+    "builtins",
+    "collections",
+    "functools",
+    "logging",
+    "threading",
+    "typing",
+    "abc",
+    "secateur",
+)
 
 
 def holder(obj: Any) -> dict[Any, Any] | list[Any] | None:
@@ -95,9 +106,7 @@ class Walk:
         if isinstance(value, int | Tensor) and not isinstance(value, enum.Enum):
             return change(value, place)
         if isinstance(value, tuple) and not isinstance(value, torch.Size):
-            parts = [
-                self._changed(v, Place(place.owner, (*place.path, i)), change) for i, v in enumerate(value)
-            ]
+            parts = [self._changed(v, Place(place.owner, (*place.path, i)), change) for i, v in enumerate(value)]
             if all(a is b for a, b in zip(parts, value, strict=True)):
                 return value
             return type(value)(*parts) if hasattr(value, "_fields") else tuple(parts)
@@ -138,9 +147,7 @@ class Snapshot:
         """Put back every container's contents, touching only what differs."""
         for store, saved in self._saved:
             if isinstance(store, dict):
-                if len(store) != len(saved) or any(
-                    k not in store or store[k] is not v for k, v in saved.items()
-                ):
+                if len(store) != len(saved) or any(k not in store or store[k] is not v for k, v in saved.items()):
                     store.clear()
                     store.update(saved)
             elif isinstance(store, list):

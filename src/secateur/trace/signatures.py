@@ -81,8 +81,7 @@ def unflatten(tracer: Tracer, out: Any, /, x: Any, dim: int, sizes: Any) -> None
 def created(tracer: Tracer, out: Any, /, *args: Any, **kwargs: Any) -> None:
     """zeros(sizes), x.new_zeros(sizes)."""
     given = args[1:] if args and isinstance(args[0], Tensor) else args
-    given = _listed(given or (kwargs.get("size", ()),))
-    _expect_all(tracer, given, _dims(tracer, out))
+    _expect_all(tracer, _listed(given or (kwargs.get("size", ()),)), _dims(tracer, out))
 
 
 @sizes(*_both("full", "new_full"))

@@ -197,7 +197,7 @@ class Size(int):
     def __abs__(self) -> Any:
         return self if plain(self) >= 0 else -self
 
-    def __round__(self, digits: int | None = None) -> Any:
+    def __round__(self, digits: Any = None) -> Any:
         return self if digits is None else round(_as_value(self, "round()"), digits)
 
     def __ceil__(self) -> Size:
@@ -309,8 +309,8 @@ for _symbol, _name in _NAMES.items():
     setattr(Size, f"__r{_name}__", _arithmetic(_symbol, swapped=True))
 for _symbol, _name in _DUNDER.items():
     setattr(Size, _name, _comparison(_symbol))
-Size.__truediv__ = _true_division(swapped=False)  # type: ignore[method-assign]
-Size.__rtruediv__ = _true_division(swapped=True)  # type: ignore[method-assign]
-Size.__neg__ = _negative  # type: ignore[method-assign]
+Size.__truediv__ = _true_division(swapped=False)  # type: ignore[method-assign,assignment]
+Size.__rtruediv__ = _true_division(swapped=True)  # type: ignore[method-assign,assignment]
+Size.__neg__ = _negative  # type: ignore[method-assign,assignment]
 for _name in ("and", "or", "xor", "rand", "ror", "rxor"):
     setattr(Size, f"__{_name}__", _bits(f"__{_name}__"))

@@ -7,6 +7,7 @@ import sys
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import torch
@@ -21,7 +22,7 @@ _OWN = str(Path(__file__).parents[1])
 _CAPTURE = str(Path(__file__).with_name("capture.py"))  # below its frames is whoever asked for the trace
 _TORCH = str(Path(torch.__file__).parent)
 _KEY = "_secateur_value"
-_TAKES_ROWS = {torch.ops.aten.select.int, torch.ops.aten.unbind.int}
+_TAKES_ROWS = {torch.ops.aten.select.int, torch.ops.aten.unbind.int, torch.ops.aten.index_select.default}
 
 
 @dataclass(frozen=True)
@@ -63,6 +64,15 @@ class Cost:
     layouts: tuple[Layout, ...]
 
 
+@dataclass(frozen=True)
+class Use:
+    """One op that data has part in: what it was given, which of the model's tensors that is made of, what it made."""
+
+    given: tuple[tuple[tuple[Layout, ...], frozenset[str] | None], ...]
+    made: tuple[tuple[Layout, ...], ...]
+    summed: tuple[tuple[Layout, frozenset[str] | None], ...]  # what products sum over, and the weights that read it
+
+
 @dataclass
 class Tracer:
     """Collects everything. It never touches the model."""
@@ -71,6 +81,7 @@ class Tracer:
     comparisons: list[Comparison] = field(default_factory=list)
     value_uses: list[ValueUse] = field(default_factory=list)
     costs: list[Cost] = field(default_factory=list)
+    uses: list[Use] = field(default_factory=list)
     unknown: dict[str, int] = field(default_factory=dict)
     group_axis: Layout | None = None  # what the last op's `groups` counts
     repeats: tuple[Layout | None, ...] = ()  # what the last op's repeat counts count
@@ -107,11 +118,11 @@ class Tracer:
     def record(self, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any, *, seen: bool = True) -> None:
         """Apply the rule of one op that has just run; `seen`: the call that led to it, with its sizes, was."""
         self.ops += 1
-        outs = [o for o in (out if isinstance(out, tuple | list) else (out,))]
+        outs = out if isinstance(out, tuple | list) else (out,)
         tensors = [o for o in outs if isinstance(o, Tensor)]
         if not tensors and not _mutates(op):
             return
-        flat = [a for a in tensors_among(args) + tensors_among(list(kwargs.values()))]
+        flat = tensors_among((args, kwargs))
         values = [self.value(t) for t in flat]
         if not registry.creates(op) and all(v.constant() for v in values):
             reason = next((why_fixed(d) for v in values for d in v.dims), _op_name(op))
@@ -132,6 +143,7 @@ class Tracer:
             rows = op in _TAKES_ROWS
             result = found(call, *self._lift(args, rows), **{k: self._lift(v) for k, v in kwargs.items()})
         self._store(op, args, tensors, result, call)
+        self._use(call, values, tensors)
 
     def run_function_rule(self, rule: Any, func: Any, args: Any, kwargs: dict[str, Any], out: Any) -> None:
         """Apply the rule of a torch function that has just run as a whole."""
@@ -143,6 +155,18 @@ class Tracer:
             if value.shape != tuple(tensor.shape):
                 raise AssertionError(f"the rule of {call.name} made {value.shape}, it is {tuple(tensor.shape)}")
             self.bind(tensor, value)
+        self._use(call, [self.value(t) for t in tensors_among((args, kwargs))], tensors)
+
+    def _use(self, call: Call, values: list[Value], tensors: list[Tensor]) -> None:
+        """Remember who reads and who makes what."""
+        of = [value.storage.made_of for value in values]
+        known = [names for names in of if names is not None]
+        made = [self.value(tensor) for tensor in tensors]
+        for value in made:
+            value.storage.made_of = frozenset().union(*known) if len(known) == len(of) else None
+        if len(known) < len(of) or call.summed:
+            given = tuple((value.dims, names) for value, names in zip(values, of, strict=True))
+            self.uses.append(Use(given, tuple(value.dims for value in made), tuple(call.summed)))
 
     def _lift(self, item: Any, rows: bool = False) -> Any:
         if isinstance(item, Tensor):
@@ -294,14 +318,14 @@ class Tracer:
 
     def where(self) -> str:
         """File and line of the innermost frame of the model's code that is neither torch's nor ours."""
-        frame = sys._getframe(1)
+        frame: FrameType | None = sys._getframe(1)
         while frame is not None:
             name = frame.f_code.co_filename
             if name == _CAPTURE and frame.f_code.co_name == "_run":
                 return ""
             if not name.startswith((_OWN, _TORCH, "<")):
                 return f"{Path(name).name}:{frame.f_lineno}"
-            frame = frame.f_back  # type: ignore[assignment]
+            frame = frame.f_back
         return ""
 
 

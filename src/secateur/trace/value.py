@@ -12,12 +12,13 @@ if TYPE_CHECKING:
 
 
 class Storage:
-    """Shared by a tensor and its views: whether anything written into it may be non-zero at removed positions."""
+    """Shared by a tensor and its views: what is known of everything that was written into it."""
 
-    __slots__ = ("dirty",)
+    __slots__ = ("dirty", "made_of")
 
     def __init__(self) -> None:
-        self.dirty = False
+        self.dirty = False  # whether it may be non-zero at removed positions
+        self.made_of: frozenset[str] | None = None  # the model's tensors that it is made of; None: data has part in it
 
 
 class Value:
@@ -64,13 +65,14 @@ class Value:
 class Call:
     """One op of the tracing run, as a rule sees it."""
 
-    __slots__ = ("name", "op", "outs", "tracer")
+    __slots__ = ("name", "op", "outs", "summed", "tracer")
 
     def __init__(self, tracer: Tracer, op: Any, outs: Sequence[tuple[int, ...]]) -> None:
         self.tracer = tracer
         self.op = op
         self.name = str(op).removeprefix("aten.").partition(".")[0]
         self.outs = outs  # the shapes of the outputs
+        self.summed: list[tuple[Layout, frozenset[str] | None]] = []  # dimension, and the weights that read it
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -108,10 +110,19 @@ class Call:
     def contract(self, a: Value, i: int, b: Value, j: int) -> None:
         """Sum over a dimension of the products of a and b along it."""
         unify(a.dims[i], b.dims[j])
+        self._read(a, i, b, j)
         if not (a.is_zero(i) or b.is_zero(j)):
             self.note(a.dims[i], "sums over removed positions that are not zero")
         if not (a.is_zero(i) and b.is_zero(j)):
             leak(a.dims[i])
+
+    def _read(self, a: Value, i: int, b: Value, j: int) -> None:
+        """Remember the weight that reads data here; None where data meets data, or weights meet weights."""
+        of_a, of_b = a.storage.made_of, b.storage.made_of
+        if (of_a is None) == (of_b is None):
+            self.summed.append((a.dims[i], None))
+        else:
+            self.summed.append((b.dims[j], of_b) if of_a is None else (a.dims[i], of_a))
 
     def reduce(self, x: Value, i: int, needs_zero: bool = True) -> None:
         """Reduce a dimension; exact when removed positions are zero and the reduction ignores zeros."""

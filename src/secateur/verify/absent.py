@@ -127,7 +127,11 @@ def _bilinear(op: Any, a: Tensor, b: Tensor, *rest: Any, **kwargs: Any) -> Tenso
     return _product(op, a, b, *rest, **kwargs)
 
 
-_PLAIN = {aten.addmm.default: aten.mm.default, aten.baddbmm.default: aten.bmm.default, aten.addmv.default: aten.mv.default}
+_PLAIN = {
+    aten.addmm.default: aten.mm.default,
+    aten.baddbmm.default: aten.bmm.default,
+    aten.addmv.default: aten.mv.default,
+}
 
 
 @_op(*_PLAIN)
@@ -248,7 +252,15 @@ def _group_norm(op: Any, x: Tensor, weight: Any, bias: Any, n: int, c: int, hw: 
 
 @_op(aten.native_batch_norm.default)
 def _batch_norm(
-    op: Any, x: Tensor, weight: Any, bias: Any, mean: Any, var: Any, training: bool, momentum: float, eps: float
+    op: Any,
+    x: Tensor,
+    weight: Any,
+    bias: Any,
+    mean: Any,
+    var: Any,
+    training: bool,
+    momentum: float,
+    eps: float,
 ) -> Any:
     if training or mean is None:
         over = [i for i in range(x.ndim) if i != 1]

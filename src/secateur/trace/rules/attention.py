@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from secateur.axes import Atom, Product, UNIT, hint, resolve, unify
+from secateur.axes import UNIT, Atom, Product, hint, resolve, unify
 from secateur.trace.registry import function_rule
 from secateur.trace.value import Call, Value
 

@@ -76,7 +76,8 @@ def im2col(call: Call, x: Value, kernel: Any, *_: Any) -> Value:
     channels = Product((dims[-3], call.fixed(kernel[0] * kernel[1], "kernel")))
     lead = dims[:-3]
     return Value(
-        [*lead, channels, call.fixed(call.shape[-1], "spatial")], [*x.zero[: len(lead)], x.is_zero(len(lead)), True]
+        [*lead, channels, call.fixed(call.shape[-1], "spatial")],
+        [*x.zero[: len(lead)], x.is_zero(len(lead)), True],
     )
 
 

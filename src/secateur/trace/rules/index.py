@@ -90,10 +90,14 @@ def _picked(call: Call, x: Value, indices: Sequence[Value | None]) -> tuple[list
 def index_select(call: Call, x: Value, dim: int, which: Value) -> Value:
     """out[…, i, …] = x[…, which[i], …]."""
     dim %= len(x.dims)
+    if not 0 < dim < len(x.dims) - 1:
+        x.tie_rows()
     call.fix(x.dims[dim], _CHOSEN)
     layout = which.dims[0] if which.dims else call.fixed(1)
     zero = [x.is_zero(i) and i != dim for i in range(len(x.dims))]
-    return Value([*x.dims[:dim], layout, *x.dims[dim + 1 :]], zero)
+    picked = Value([*x.dims[:dim], layout, *x.dims[dim + 1 :]], zero)
+    picked.rows = x.rows
+    return picked
 
 
 @rule(aten.gather.default)

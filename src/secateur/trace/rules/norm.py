@@ -78,7 +78,15 @@ def _last_dims_norm(call: Call, x: Value, n: int, weight: Value | None, bias: Va
 
 @rule(aten.native_group_norm.default)
 def group_norm(
-    call: Call, x: Value, weight: Value | None, bias: Value | None, n: int, c: int, hw: int, groups: int, eps: float
+    call: Call,
+    x: Value,
+    weight: Value | None,
+    bias: Value | None,
+    n: int,
+    c: int,
+    hw: int,
+    groups: int,
+    eps: float,
 ) -> tuple[Value, ...]:
     """Normalised over (channels of a group × space), then scaled and shifted per channel."""
     group, inner = factor(x.dims[1], groups)

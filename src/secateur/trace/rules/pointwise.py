@@ -171,7 +171,16 @@ def copy(call: Call, x: Value, source: Any, *_: Any, **__: Any) -> Value:
     return Value(padded.dims, zero)
 
 
-@rule(aten.fill, aten.fill_, aten.zero_, aten.zero, aten.bernoulli_, aten.uniform_, aten.normal_, aten.exponential_)
+@rule(
+    aten.fill,
+    aten.fill_,
+    aten.zero_,
+    aten.zero,
+    aten.bernoulli_,
+    aten.uniform_,
+    aten.normal_,
+    aten.exponential_,
+)
 def fill(call: Call, x: Value, *args: Any, **_: Any) -> Value:
     """Every element of x becomes a number that does not depend on where it is."""
     return Value(call.broadcast(x, *_values(args)), "zero" in call.name)

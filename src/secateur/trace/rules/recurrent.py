@@ -41,9 +41,7 @@ def recurrent(call: Call, x: Value, *args: Any) -> list[Value]:
     cells: list[_Cell] = []
     for layer in range(layers):
         starts = [(layer * directions + d) * per_cell for d in range(directions)]
-        ends = [
-            _cell(call, features, zero, x.dims[:-1], weights[at : at + per_cell], biased, clean) for at in starts
-        ]
+        ends = [_cell(call, features, zero, x.dims[:-1], weights[at : at + per_cell], biased, clean) for at in starts]
         cells += ends
         features = resolve(Concat(tuple(end.out for end in ends)))
         zero = all(end.out_zero for end in ends)
@@ -108,11 +106,12 @@ def _cell(
 
 def _tie_state(call: Call, state: Value, rows: Sequence[Layout]) -> None:
     """An initial state has one width for all layers; one with a content of its own ties their positions too."""
-    for row in rows:
+    unify(state.dims[-1], rows[0])
+    for row in rows[1:]:
         if state.alike:
-            call.tracer.equal_counts(state.dims[-1], row, "all layers and directions share one width")
+            call.tracer.equal_counts(rows[0], row, "all layers and directions share one width")
         else:
-            unify(state.dims[-1], row)
+            unify(rows[0], row)
 
 
 def _state(call: Call, rows: list[Layout], batch: Sequence[Layout], clean: bool) -> Value:
@@ -123,7 +122,9 @@ def _state(call: Call, rows: list[Layout], batch: Sequence[Layout], clean: bool)
     else:
         width = Atom(rows[0].size)
         tied = rows
-    value = Value([call.fixed(len(rows), "layers × directions"), *batch, width], [True] + [False] * len(batch) + [clean])
+    value = Value(
+        [call.fixed(len(rows), "layers × directions"), *batch, width], [True] + [False] * len(batch) + [clean]
+    )
     value.rows = tied
     return value
 

@@ -91,7 +91,7 @@ def statistic_all(call: Call, x: Value, **_: Any) -> Value:
     return _reduced(call, x, _dims(x, None), False, needs_zero=False)
 
 
-@rule(aten.all.default, aten.any.default)
+@rule(aten.all.default, aten.any.default, aten._is_all_true.default, aten._is_any_true.default)
 def truth_all(call: Call, x: Value, **_: Any) -> Value:
     """Whether all, or any, are true."""
     return _reduced(call, x, _dims(x, None), False, needs_zero=False)
@@ -152,7 +152,8 @@ def cumulative(call: Call, x: Value, dim: int, **_: Any) -> Any:
 def ranked(call: Call, x: Value, *args: Any, **_: Any) -> tuple[Value, Value]:
     """A value and where it is along a dimension."""
     given = list(args[1:] if call.name == "kthvalue" else args)
-    dim, keepdim = (*given, *(-1, False)[len(given) :])
+    dim = given[0] if given else -1
+    keepdim = len(given) > 1 and given[1]
     return _where_ranked(call, x, dim % len(x.dims), keepdim)
 
 

@@ -46,7 +46,8 @@ def _groups(before: Sequence[int], after: Sequence[int]) -> list[tuple[list[int]
     runs = []
     i = j = 0
     while i < len(before) or j < len(after):
-        ins, outs = [], []
+        ins: list[int] = []
+        outs: list[int] = []
         left = right = 1
         while True:
             if left <= right and i < len(before) and (left < right or not ins):
@@ -193,7 +194,12 @@ def unbind(call: Call, x: Value, dim: int = 0) -> list[Value]:
     return [Value(rest.dims, rest.zero) for _ in range(x.dims[dim].size)]
 
 
-@rule(aten.split.Tensor, aten.split_with_sizes.default, aten.split_copy.Tensor, aten.split_with_sizes_copy.default)
+@rule(
+    aten.split.Tensor,
+    aten.split_with_sizes.default,
+    aten.split_copy.Tensor,
+    aten.split_with_sizes_copy.default,
+)
 def split_(call: Call, x: Value, _sizes: Any, dim: int = 0) -> list[Value]:
     """A dimension cut into consecutive pieces."""
     dim %= len(x.dims)
@@ -317,4 +323,3 @@ def border_pad(call: Call, x: Value, pad: Sequence[int], **_: Any) -> Value:
 def unsafe_split(call: Call, x: Value, sizes: Any, dim: int = 0) -> list[Value]:
     """A dimension cut into consecutive pieces."""
     return split_(call, x, sizes, dim)
-

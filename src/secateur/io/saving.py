@@ -34,8 +34,8 @@ def save(model: nn.Module, path: str | os.PathLike[str], *, overwrite: bool = Tr
     ones once. Nothing in it is code. What was at `path` is there until the new file is complete and on disk,
     and stays if anything goes wrong; `overwrite=False` refuses to replace it.
     """
-    inner = unwrap(model)
     with about(path) as target:
+        inner = unwrap(model)
         state = State.of(inner)
         groups = state.groups()
         stored = {group[0]: state.tensors[group[0]] for group in groups} | dict(state.extra)

@@ -14,6 +14,7 @@ from secateur.apply import plan_of, remember
 from secateur.errors import FileError, SecateurError
 from secateur.io.file import Header, about, class_name, opened
 from secateur.io.state import State, set_extra
+from secateur.plan.json import shown
 from secateur.plan.plan import Plan
 from secateur.surgery import Cut
 from secateur.trace import unwrap
@@ -36,10 +37,10 @@ def load(path: str | os.PathLike[str], model: Model) -> Model:
 
     The model is cut by the plan in the file and gets its weights; its device, dtypes, modes and what requires
     a gradient stay. It can be cut and saved again. The file is not trusted: names, shapes, dtypes and every
-    int that it rewrites must be those of this model. Whatever goes wrong, the model is as it was, bit for bit.
+    int that it rewrites must be those of this model. Whatever goes wrong, the model is as it was.
     """
-    inner = unwrap(model)
     with about(path) as source, opened(source) as file:
+        inner = unwrap(model)
         header = Header.read(file.metadata())
         _check_model(inner, header)
         stored = _matched(State.of(inner), header, set(file.keys()))
@@ -49,9 +50,9 @@ def load(path: str | os.PathLike[str], model: Model) -> Model:
 
 
 def _check_model(model: nn.Module, header: Header) -> None:
-    here, there = class_name(model), header.class_name[:80]
+    here, there = class_name(model), header.class_name
     if there != here:
-        raise FileError(f"it holds a {there}, the model is a {here}; build one of the same class")
+        raise FileError(f"it holds a {shown(there)}, the model is a {here}; build one of the same class")
     if plan_of(model) is not None:
         raise FileError("the model has been cut already; build it anew, at full size, and load into that")
 
@@ -74,8 +75,8 @@ def _matched(state: State, header: Header, keys: set[str]) -> dict[str, str]:
 
 def _check_names(names: set[str], problem: str) -> None:
     if names:
-        shown = ", ".join(ascii(name)[1:80] for name in sorted(names)[:3])
-        raise FileError(f"{problem} {shown} ({len(names)} in all); {_AS_BUILT}")
+        some = ", ".join(shown(name) for name in sorted(names)[:3])
+        raise FileError(f"{problem} {some} ({len(names)} in all); {_AS_BUILT}")
 
 
 class _Loading:
@@ -87,9 +88,7 @@ class _Loading:
         state = State.of(model)
         self._full = {id(tensor): tensor for tensor in state.tensors.values()}
         self._extra = {name: value.clone() for name, value in state.extra.items()}
-        self._overwritten: list[
-            tuple[Tensor, Tensor]
-        ] = []  # the model's own tensors, and the values they had
+        self._overwritten: list[tuple[Tensor, Tensor]] = []  # the model's own tensors, and the values they had
         self._cut: Cut | None = None
 
     def carry_out(self, plan: Plan | None, values: Mapping[str, Tensor]) -> None:

@@ -1,0 +1,102 @@
+"""Random networks, cut at random: the cut must be right by the library's own oracle and by an independent one.
+
+`SECATEUR_FUZZ=N` runs N examples of each kind instead of the few that every test run has.
+"""
+
+from __future__ import annotations
+
+import copy
+import os
+from typing import Any
+
+import torch
+from hypothesis import HealthCheck, Phase, given, note, settings
+from hypothesis import strategies as st
+from torch import nn
+
+import secateur as sec
+from fuzz import image_blocks, networks, sequence_blocks
+from oracle import difference, outputs, randomised, zeroed
+
+COUNT = int(os.environ.get("SECATEUR_FUZZ", "0"))
+FEW = settings(
+    max_examples=COUNT or 120,
+    deadline=None,
+    derandomize=not COUNT,
+    database=None,
+    suppress_health_check=list(HealthCheck),
+    phases=[Phase.generate, Phase.shrink],
+)
+KNOB = st.integers(0, 59)
+
+
+def blocks(home: Any) -> st.SearchStrategy[Any]:
+    simple = st.tuples(st.sampled_from(sorted(home.BLOCKS)), KNOB)
+
+    def wrap(inner: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
+        return st.tuples(st.sampled_from(sorted(home.WRAPPERS)), KNOB, st.lists(inner, min_size=1, max_size=3))
+
+    return st.lists(st.recursive(simple, wrap, max_leaves=4), min_size=1, max_size=5)
+
+
+CUTS = st.fixed_dictionaries(
+    {
+        "ratio": st.sampled_from([0.5, 0.25, 0.75, 0.9]),
+        "seed": st.integers(0, 99),
+        "exact": st.booleans(),
+        "round_to": st.sampled_from([1, 1, 1, 2, 4]),
+    }
+)
+
+
+def check(build: str, stem: int, body: Any, head: int, cut: dict[str, Any]) -> None:
+    note(f"networks.{build}({stem}, {body}, {head})  cut {cut}")
+    torch.manual_seed(0)
+    net, example = getattr(networks, build)(stem, body, head)
+    big = randomised(net)
+    small = copy.deepcopy(big)
+    graph = sec.trace(small, example)
+    assert not graph.unknown, graph.unknown
+    keywords = {key: cut[key] for key in ("exact", "round_to")}
+    plan = sec.plan(graph, sec.Ratio(cut["ratio"]), importance=sec.Random(cut["seed"]), **keywords)
+    sec.apply(small, plan)
+    agrees(big, small, plan, example)
+    trains(small, example)
+
+
+def agrees(big: nn.Module, small: nn.Module, plan: sec.Plan, example: Any) -> None:
+    """What can be said without the library: shapes, counts and, of an exact cut, the numbers."""
+    assert sum(p.numel() for p in small.parameters()) == plan.params.after
+    for name, tensor in small.state_dict().items():
+        want = list(big.state_dict()[name].shape)
+        for dim, index in plan.keep.get(name, {}).items():
+            want[dim] = len(index)
+        assert list(tensor.shape) == want, name
+    got = outputs(small, example)
+    assert all(torch.isfinite(t).all() for t in got)
+    if all(axis.exact for axis in plan.axes):
+        assert difference(got, outputs(zeroed(big, plan.every_kept()), example)) < 1e-9
+
+
+def trains(small: nn.Module, example: Any) -> None:
+    """A gradient reaches the first layer of the cut model."""
+    small.train()
+    for module in small.modules():
+        if hasattr(module, "inplace"):  # torch itself cannot go back through some sequences of these
+            module.inplace = False
+    small(example).square().sum().backward()
+    first = next(small.parameters())
+    assert first.grad is not None
+    assert first.grad.shape == first.shape
+
+
+@FEW
+@given(stem=KNOB, body=blocks(image_blocks), head=KNOB, cut=CUTS)
+def test_image_networks(stem: int, body: Any, head: int, cut: dict[str, Any]) -> None:
+    check("image", stem, body, head, cut)
+
+
+@FEW
+@given(stem=KNOB, body=blocks(sequence_blocks), head=KNOB, cut=CUTS)
+def test_sequence_networks(stem: int, body: Any, head: int, cut: dict[str, Any]) -> None:
+    check("sequence", stem, body, head, cut)
