@@ -7,7 +7,7 @@
 8
 """
 
-from secateur import prune
+from secateur import ao, prune
 from secateur.apply import apply
 from secateur.errors import (
     ApplyError,
@@ -19,15 +19,19 @@ from secateur.errors import (
     VerifyError,
 )
 from secateur.importance import FPGM, BNScale, Context, Magnitude, Random
+from secateur.io import load, save
 from secateur.plan import AxisPlan, Macs, Params, Plan, Ratio, Zeros, plan
 from secateur.trace import Axis, Blocked, Graph, Site, macs, trace
 
 __all__ = [
     "prune",
+    "ao",
     "trace",
     "plan",
     "apply",
     "macs",
+    "save",
+    "load",
     "Plan",
     "AxisPlan",
     "Macs",

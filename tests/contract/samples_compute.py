@@ -101,8 +101,14 @@ def convolution(draw: Draw) -> Sample:
 
 
 @sample(aten.convolution.default)
+def depthwise(draw: Draw) -> Sample:
+    g, o = draw.n(2, 4), draw.n(1, 3)
+    return _convolution(draw, (2, g, 4, 4), (g * o, 1, 2, 2), g * o, False, groups_of(g))
+
+
+@sample(aten.convolution.default)
 def grouped(draw: Draw) -> Sample:
-    g, i, o = draw.n(2, 4), draw.n(1, 3), draw.n(1, 3)
+    g, i, o = draw.n(2, 3), draw.n(2, 3), draw.n(1, 3)
     transposed = draw.rng.random() < 0.5
     weight = (g * i, o, 2, 2) if transposed else (g * o, i, 2, 2)
     return _convolution(draw, (2, g * i, 4, 4), weight, g * o, transposed, groups_of(g))

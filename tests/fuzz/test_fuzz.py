@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import copy
 import os
+import random
 from typing import Any
 
 import torch
@@ -20,7 +21,7 @@ from oracle import difference, outputs, randomised, zeroed
 
 COUNT = int(os.environ.get("SECATEUR_FUZZ", "0"))
 FEW = settings(
-    max_examples=COUNT or 120,
+    max_examples=COUNT or 100,
     deadline=None,
     derandomize=not COUNT,
     database=None,
@@ -64,6 +65,26 @@ def check(build: str, stem: int, body: Any, head: int, cut: dict[str, Any]) -> N
     trains(small, example)
 
 
+def check_zeros(build: str, stem: int, body: Any, head: int, cut: dict[str, Any]) -> None:
+    """Zero the slices of a random choice of what a cut would remove: what `Zeros` then removes changes no output."""
+    note(f"networks.{build}({stem}, {body}, {head})  zeros {cut}")
+    torch.manual_seed(0)
+    net, example = getattr(networks, build)(stem, body, head)
+    big = randomised(net)
+    plan = sec.plan(sec.trace(big, example), sec.Ratio(cut["ratio"]), importance=sec.Random(cut["seed"]))
+    coin = random.Random(cut["seed"])
+    some = {
+        name: {dim: index for dim, index in dims.items() if coin.random() < 0.8}
+        for name, dims in plan.every_kept().items()
+        if not name.endswith("running_var")
+    }
+    big = zeroed(big, some)
+    small = copy.deepcopy(big)
+    zeros = sec.plan(sec.trace(small, example), sec.Zeros(), round_to=cut["round_to"])
+    sec.apply(small, zeros)
+    assert difference(outputs(small, example), outputs(big, example)) < 1e-9
+
+
 def agrees(big: nn.Module, small: nn.Module, plan: sec.Plan, example: Any) -> None:
     """What can be said without the library: shapes, counts and, of an exact cut, the numbers."""
     assert sum(p.numel() for p in small.parameters()) == plan.params.after
@@ -100,3 +121,15 @@ def test_image_networks(stem: int, body: Any, head: int, cut: dict[str, Any]) ->
 @given(stem=KNOB, body=blocks(sequence_blocks), head=KNOB, cut=CUTS)
 def test_sequence_networks(stem: int, body: Any, head: int, cut: dict[str, Any]) -> None:
     check("sequence", stem, body, head, cut)
+
+
+@FEW
+@given(stem=KNOB, body=blocks(image_blocks), head=KNOB, cut=CUTS)
+def test_zeros_in_image_networks(stem: int, body: Any, head: int, cut: dict[str, Any]) -> None:
+    check_zeros("image", stem, body, head, cut)
+
+
+@FEW
+@given(stem=KNOB, body=blocks(sequence_blocks), head=KNOB, cut=CUTS)
+def test_zeros_in_sequence_networks(stem: int, body: Any, head: int, cut: dict[str, Any]) -> None:
+    check_zeros("sequence", stem, body, head, cut)

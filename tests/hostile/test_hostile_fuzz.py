@@ -14,7 +14,7 @@ from secateur import FileError, Plan, PlanError
 from secateur.io import load
 from secateur.io.state import State
 
-FUZZ = settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+FUZZ = settings(max_examples=120, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 
 @pytest.fixture(scope="module")
@@ -27,11 +27,14 @@ def attempt(path) -> bool:
     """Load a file of unknown worth; False where it is refused. Anything else that is wrong fails."""
     model = Net()
     before = fingerprint(model)
+    refusal = ""
     try:
         load(path, model)
     except FileError as error:
-        assert str(path) in str(error)
-        assert len(str(error)) < 2000
+        refusal = str(error)
+    if refusal:
+        assert str(path) in refusal
+        assert len(refusal) < 2000
         assert fingerprint(model) == before
         return False
     held = Parts.of(path)

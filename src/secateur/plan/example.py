@@ -29,7 +29,7 @@ def _recipe(item: Any) -> Any:
         made: dict[str, Any] = {"tensor": list(item.shape), "dtype": str(item.dtype).removeprefix("torch.")}
         if not item.is_floating_point() and not item.is_complex() and item.numel() and not item.is_meta:
             whole = item.long()
-            made |= {"low": int(whole.min()), "high": min(int(whole.max()), _INT64.max - 1)}
+            made |= {key: min(int(n), _INT64.max - 1) for key, n in (("low", whole.min()), ("high", whole.max()))}
         return made
     if _plain(item):
         return {"value": item}

@@ -59,10 +59,11 @@ class Problem:
         return {self._of_atom[atom]: count for atom, count in settled.items() if atom in self._of_atom}
 
     def _keep(self, axis: Axis, ratio: float) -> int:
-        keep = max(1, axis.size - int(axis.size * ratio + 1e-9))
-        if self.round_to > 1:
-            keep = -(-keep // self.round_to) * self.round_to
-        return min(keep, axis.size)
+        return self._rounded(axis, axis.size - int(axis.size * ratio + 1e-9))
+
+    def _rounded(self, axis: Axis, keep: int) -> int:
+        """At least one position, a multiple of `round_to` where the axis is that large."""
+        return min(-(-max(1, keep) // self.round_to) * self.round_to, axis.size)
 
     def fill(self, counts: dict[Axis, int], cost: Callable[[Counts], int], budget: float) -> dict[Axis, int]:
         """Give positions back, cheapest axes last, as long as the budget allows."""
@@ -114,9 +115,9 @@ class Problem:
                 chosen[axis] = order[:count].sort().values
         return chosen
 
-    def best_of(self, dead: Mapping[Axis, Tensor], what: str) -> dict[Axis, Tensor]:
+    def best_of(self, dead: Mapping[Axis, Tensor]) -> dict[Axis, Tensor]:
         """Remove the dead positions of each axis, as many as sizes allow."""
-        wanted = {axis.atom: max(1, axis.size - int(gone.sum())) for axis, gone in dead.items()}
+        wanted = {axis.atom: self._rounded(axis, axis.size - int(gone.sum())) for axis, gone in dead.items()}
         settled = settle(self.graph.sizes, wanted)
         chosen = {}
         for axis, gone in dead.items():
@@ -130,7 +131,7 @@ class Problem:
         """For each axis, which positions contribute nothing already."""
         from secateur.plan.zeros import dead_positions
 
-        return {axis: gone for axis in self.axes if (gone := dead_positions(self.graph, axis)).any()}
+        return dead_positions(self.graph, self.axes)
 
 
 def checked(scores: object, axis: Axis) -> Tensor:

@@ -64,6 +64,10 @@ class Ratio:
         return problem.best(problem.counts(self.of))
 
 
+def _always(ratio: float) -> Callable[[Axis], float]:
+    return lambda _: ratio
+
+
 @dataclass(frozen=True)
 class _Budget:
     fraction: float
@@ -80,7 +84,7 @@ class _Budget:
         whole = cost({})
         budget = whole * self.fraction
         low, high = 0.0, 1.0
-        least = cost(problem.counts(lambda _: 1.0))
+        least = cost(problem.counts(_always(1.0)))
         if least > budget:
             raise PlanError(
                 f"{type(self).__name__}({self.fraction}) cannot be reached: the lowest is {least / whole:.3f}, with "
@@ -88,8 +92,9 @@ class _Budget:
             )
         for _ in range(40):
             middle = (low + high) / 2
-            low, high = (low, middle) if cost(problem.counts(lambda _, r=middle: r)) <= budget else (middle, high)  # type: ignore[misc]
-        return problem.best(problem.fill(problem.counts(lambda _: high), cost, budget))
+            fits = cost(problem.counts(_always(middle))) <= budget
+            low, high = (low, middle) if fits else (middle, high)
+        return problem.best(problem.fill(problem.counts(_always(high)), cost, budget))
 
 
 @dataclass(frozen=True)
@@ -135,9 +140,9 @@ class Zeros:
 
     A position goes when removing it changes nothing: every tensor that makes it is zero there (weight and bias of a
     layer, scale and shift of a norm), or every tensor that reads it is. Masks of `torch.nn.utils.prune`,
-    `secateur.prune` and `torch.ao.pruning` count.
+    `secateur.prune` and `torch.ao.pruning` count. Axes that are not exact stay whole: there even a zero counts.
     """
 
     def choose(self, problem: Problem) -> Chosen:
         """The positions that are not zero; one stays where all are."""
-        return problem.best_of(problem.dead(), "Zeros")
+        return problem.best_of(problem.dead())

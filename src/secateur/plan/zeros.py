@@ -27,7 +27,7 @@ def dead_positions(graph: Graph, axes: tuple[Axis, ...]) -> dict[Axis, Tensor]:
 def _dead(graph: Graph, axis: Axis, effective: Mapping[str, Tensor], known: Roles) -> Tensor:
     made = torch.full((axis.size,), not axis.atom.leaks)
     unread = torch.full((axis.size,), axis.atom not in known.mixed)
-    readers = 0
+    readers = makers = 0
     for site in _sites(graph, axis):
         if site.tensor not in effective:
             continue
@@ -37,7 +37,8 @@ def _dead(graph: Graph, axis: Axis, effective: Mapping[str, Tensor], known: Role
             readers += 1
         if site in known.makes or site not in known.reads:
             made &= ~alive
-    return made | unread if readers else made
+            makers += 1
+    return (made & (makers > 0)) | (unread & (readers > 0))
 
 
 def _sites(graph: Graph, axis: Axis) -> Iterator[Site]:

@@ -6,6 +6,7 @@ import enum
 import math
 import reprlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -172,7 +173,7 @@ def new_tensors(have: Mapping[str, Tensor], kept: Mapping[str, Mapping[int, Sequ
             if dict(other) != dict(dims):
                 raise ApplyError(f"{name} and {first} are one tensor, but the plan cuts them differently")
             continue
-        made[id(old)] = _like(old, select(old, dims), lambda t, d=dims: select(t, d))
+        made[id(old)] = _like(old, select(old, dims), partial(select, kept=dims))
         plans[id(old)] = (name, dims)
     return made
 

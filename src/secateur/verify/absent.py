@@ -11,6 +11,7 @@ import math
 import operator
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
+from functools import partial
 from typing import Any
 
 import torch
@@ -45,6 +46,12 @@ class Count(int):
     def __float__(self) -> float:
         return float(self.after())
 
+    def __truediv__(self, other: Any) -> Any:
+        return self.after() / _after(other)
+
+    def __rtruediv__(self, other: Any) -> Any:
+        return _after(other) / self.after()
+
     def __hash__(self) -> int:
         return int.__hash__(self)
 
@@ -77,8 +84,6 @@ def _whole(name: str, swapped: bool) -> None:
 for _name in ("add", "sub", "mul", "floordiv", "mod", "pow"):
     _whole(_name, swapped=False)
     _whole(_name, swapped=True)
-Count.__truediv__ = lambda self, other: self.after() / _after(other)  # type: ignore[assignment, method-assign, return-value]
-Count.__rtruediv__ = lambda self, other: _after(other) / self.after()  # type: ignore[assignment, method-assign, return-value]
 
 
 def present_along(x: Tensor, dim: int) -> int:
@@ -340,8 +345,7 @@ class AbsentFunctions(TorchFunctionMode):
         return func(*args, **kwargs)
 
     def _shape(self, x: Tensor) -> torch.Size:
-        sizes = [Count(n, lambda i=i: present_along(x, i)) for i, n in enumerate(tuple(x.size()))]
-        return torch.Size(sizes)
+        return torch.Size([Count(n, partial(present_along, x, i)) for i, n in enumerate(tuple(x.size()))])
 
 
 def _attention(

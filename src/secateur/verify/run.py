@@ -63,9 +63,9 @@ def outputs(
         for module in model.modules():
             module.__dict__["training"] = False
             for registered in (module._parameters, module._buffers):
-                for key, tensor in registered.items():
-                    if tensor is not None:
-                        registered[key] = stand_ins[id(tensor)]  # type: ignore[assignment]
+                for key, own in registered.items():
+                    if own is not None:
+                        registered[key] = stand_ins[id(own)]  # type: ignore[assignment]
 
         def put(value: Any, place: Any) -> Any:
             if isinstance(value, Tensor):
