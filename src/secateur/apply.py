@@ -7,7 +7,7 @@ from typing import TypeVar
 import torch
 from torch import nn
 
-from secateur.errors import ApplyError
+from secateur.errors import ApplyError, VerifyError
 from secateur.plan.plan import Plan
 from secateur.surgery import Cut, check_fit
 from secateur.trace import unwrap
@@ -41,14 +41,26 @@ def apply(model: Model, plan: Plan, *, optimizer: torch.optim.Optimizer | None =
     check_fit(inner, plan)
     want = expected(inner, plan, plan.example) if verify and plan.axes else None
     cut = Cut(inner, plan, optimizer)
-    if want is not None:
-        try:
+    try:
+        if want is not None:
             check(inner, plan.example, want)
-        except BaseException:
-            cut.undo()
-            raise
-    remember(inner, plan)
+        remember(inner, plan)
+    except BaseException as error:
+        cut.undo()
+        if isinstance(error, VerifyError) and want is not None and not want.layers:
+            _find_the_layer(inner, plan)
+        raise
     return model
+
+
+def _find_the_layer(model: nn.Module, plan: Plan) -> None:
+    """Try a cut that went wrong once more with the oracle that compares layer by layer; it raises with the answer."""
+    want = expected(model, plan, plan.example, absent=True)
+    cut = Cut(model, plan)
+    try:
+        check(model, plan.example, want)
+    finally:
+        cut.undo()
 
 
 def remember(model: nn.Module, plan: Plan) -> None:

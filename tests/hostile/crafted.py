@@ -1,18 +1,21 @@
 """A small model, a valid file of it, and files that are valid but for what a test changes."""
 
 import copy
+import functools
 import json
 import struct
+import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 from torch import Tensor, nn
 
 import secateur as sec
-from secateur.io import save
+from secateur.io import load, save
 
 
 class Options:
@@ -98,6 +101,24 @@ def valid(path: Path) -> tuple[Net, Path]:
     net = cut_net()
     save(net, path)
     return net, path
+
+
+@functools.cache
+def genuine() -> Parts:
+    """A valid file, taken apart."""
+    with tempfile.TemporaryDirectory() as folder:
+        return Parts.of(valid(Path(folder, "file"))[1])
+
+
+def refuses(path: Any, words: str, model: nn.Module | None = None) -> None:
+    """Loading a file must fail with these words, say which file, and leave the model as it was."""
+    model = Net() if model is None else model
+    before = fingerprint(model)
+    with pytest.raises(sec.FileError, match=words) as caught:
+        load(path, model)
+    assert fingerprint(model) == before
+    assert str(path) in str(caught.value)
+    assert len(str(caught.value)) < 1000
 
 
 def fingerprint(model: nn.Module) -> list[Any]:

@@ -4,7 +4,7 @@ import copy
 
 import pytest
 import torch
-from crafted import IDS, Net, cut_net, fingerprint, valid
+from crafted import IDS, Net, cut_net, fingerprint, genuine, refuses, valid
 from torch import nn
 
 import secateur as sec
@@ -12,12 +12,12 @@ from secateur.io import load, save
 from secateur.io.state import State
 
 
-def test_another_class(tmp_path, refuses):
+def test_another_class(tmp_path):
     _, path = valid(tmp_path / "file")
     refuses(path, "it holds a 'Net', the model is a Linear; build one of the same class", nn.Linear(2, 2))
 
 
-def test_an_already_cut_model(tmp_path, refuses):
+def test_an_already_cut_model(tmp_path):
     _, path = valid(tmp_path / "file")
     refuses(path, "cut already; build it anew, at full size", cut_net())
     refuses(path, "cut already", copy.deepcopy(cut_net()))
@@ -30,7 +30,7 @@ def perceptron(inner=8, outer=2, bias=True):
     return nn.Sequential(nn.Linear(4, inner), nn.ReLU(), nn.Linear(inner, outer, bias=bias))
 
 
-def test_the_same_class_in_other_sizes(tmp_path, refuses):
+def test_the_same_class_in_other_sizes(tmp_path):
     path = tmp_path / "file"
     net = perceptron()
     save(sec.apply(net, sec.plan(sec.trace(net, torch.ones(1, 4)), sec.Ratio(0.5))), path)
@@ -43,7 +43,7 @@ def test_the_same_class_in_other_sizes(tmp_path, refuses):
     refuses(path, r"0\.weight is \[8, 4\] in the file, \[16, 4\] in the model", perceptron(16))
 
 
-def test_tied_here_but_not_there(tmp_path, refuses):
+def test_tied_here_but_not_there(tmp_path):
     untied = cut_net()
     untied.out.weight = nn.Parameter(untied.out.weight.detach().clone())
     save(untied, tmp_path / "untied")
@@ -54,7 +54,7 @@ def test_tied_here_but_not_there(tmp_path, refuses):
     refuses(tmp_path / "tied", r"are one tensor in the file, but not in the model", fresh)
 
 
-def test_a_list_of_tied_tensors_that_lies(tmp_path, parts, refuses):
+def test_a_list_of_tied_tensors_that_lies(tmp_path):
     path = tmp_path / "file"
     for tied, words in (
         ({"embed.weight": ["out.weight", "up.bias"]}, r"it holds 'up\.bias' twice"),
@@ -67,7 +67,7 @@ def test_a_list_of_tied_tensors_that_lies(tmp_path, parts, refuses):
         ([], "its list of tied tensors is none"),
         (None, "its list of tied tensors is none"),
     ):
-        refuses(parts.changed(lambda said, tied=tied: said.update(tied=tied)).to(path), words)
+        refuses(genuine().changed(lambda said, tied=tied: said.update(tied=tied)).to(path), words)
 
 
 class BrokenError(Exception):
@@ -135,15 +135,22 @@ class Picky(nn.Module):
             raise BrokenError("five")
 
 
-def test_a_set_extra_state_that_fails(tmp_path, refuses):
+def test_a_set_extra_state_that_fails(tmp_path):
     save(Picky(5.0), tmp_path / "file")
     refuses(tmp_path / "file", "BrokenError: five", Picky(1.0))
     save(Picky(4.0), tmp_path / "file")
     assert load(tmp_path / "file", Picky(1.0)).seen.tolist() == [4.0, 4.0]
 
 
-def test_a_cut_that_fails_in_the_middle(tmp_path, parts, monkeypatch):
-    path = parts.to(tmp_path / "file")
+def test_tensors_that_take_no_new_values(tmp_path):
+    _, path = valid(tmp_path / "file")
+    with torch.inference_mode():
+        model = Net()
+    refuses(path, "cannot be loaded: RuntimeError: Inplace update to inference tensor", model)
+
+
+def test_a_cut_that_fails_in_the_middle(tmp_path, monkeypatch):
+    path = genuine().to(tmp_path / "file")
     model = Net()
     before = fingerprint(model)
     monkeypatch.setattr("secateur.surgery.cut.refresh", lambda _: 1 / 0)

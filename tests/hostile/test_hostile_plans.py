@@ -5,7 +5,7 @@ import json
 
 import pytest
 import torch
-from crafted import Net, fingerprint
+from crafted import Net, fingerprint, genuine, refuses
 
 import secateur as sec
 from secateur import PlanError
@@ -13,13 +13,13 @@ from secateur.io import load
 
 
 @pytest.fixture
-def data(parts):
+def data():
     """A plan that is right, as data to be changed."""
-    return copy.deepcopy(parts.said["plan"])
+    return copy.deepcopy(genuine().said["plan"])
 
 
 @pytest.fixture
-def both(parts, refuses, tmp_path):
+def both(tmp_path):
     """A plan that must be refused when it is read or applied, and when it comes in a file."""
 
     def check(data, words):
@@ -28,20 +28,20 @@ def both(parts, refuses, tmp_path):
         with pytest.raises(PlanError, match=words):
             sec.apply(model, sec.Plan.from_json(json.dumps(data)), verify=False)
         assert fingerprint(model) == before
-        refuses(parts.changed(lambda said: said.update(plan=data)).to(tmp_path / "file"), words)
+        refuses(genuine().changed(lambda said: said.update(plan=data)).to(tmp_path / "file"), words)
 
     return check
 
 
 @pytest.fixture
-def unread(parts, refuses, tmp_path):
+def unread(tmp_path):
     """Text that must be refused as a plan, and as the JSON of a file that holds it as its plan."""
 
     def check(text, words):
         with pytest.raises(PlanError, match=words):
             sec.Plan.from_json(text)
-        said = json.dumps({**parts.said, "plan": "PLAN"}).replace('"PLAN"', text)
-        refuses(parts.to(tmp_path / "file", said), words)
+        said = json.dumps({**genuine().said, "plan": "PLAN"}).replace('"PLAN"', text)
+        refuses(genuine().to(tmp_path / "file", said), words)
 
     return check
 
@@ -234,21 +234,21 @@ def test_axes_and_costs(data, both):
             both({**data, cost: value}, cost)
 
 
-def test_versions(data, both, parts, refuses, tmp_path):
+def test_versions(data, both, tmp_path):
     for version in (0, 2, -1, 10**30, True, "1", 1.0, None):
         both({**data, "secateur_plan": version}, "version|secateur_plan")
-        changed = parts.changed(lambda said, v=version: said.update(version=v, library="9.9"))
+        changed = genuine().changed(lambda said, v=version: said.update(version=v, library="9.9"))
         refuses(changed.to(tmp_path / "file"), "it has layout .* reads 1; load it with what wrote it, version '9.9'")
 
 
 @pytest.mark.parametrize("entry", ["version", "library", "class", "plan", "tied"])
-def test_entries_that_are_missing(parts, refuses, tmp_path, entry):
-    refuses(parts.changed(lambda said: said.pop(entry)).to(tmp_path / "file"), "not that of a model")
+def test_entries_that_are_missing(tmp_path, entry):
+    refuses(genuine().changed(lambda said: said.pop(entry)).to(tmp_path / "file"), "not that of a model")
 
 
 @pytest.mark.parametrize("text", ["", "[]", "3", "null", '"x"', "{}", "{", "\x00", "nan", "{'a': 1}", "\ufeff{}"])
-def test_metadata_that_is_something_else(parts, refuses, tmp_path, text):
-    refuses(parts.to(tmp_path / "file", text), "metadata")
+def test_metadata_that_is_something_else(tmp_path, text):
+    refuses(genuine().to(tmp_path / "file", text), "metadata")
     with pytest.raises(PlanError):
         sec.Plan.from_json(text)
 
@@ -344,22 +344,22 @@ def test_an_example_that_is_right(data):
     assert named["n"].max() <= 5
 
 
-def test_a_plan_for_another_model(parts, refuses, tmp_path):
+def test_a_plan_for_another_model(tmp_path):
     class Other(Net):
         def __init__(self):
             super().__init__()
             self.width = 4
 
     Other.__name__ = "Net"
-    refuses(parts.to(tmp_path / "file"), "expects width to be 16, here it is 4", Other())
+    refuses(genuine().to(tmp_path / "file"), "expects width to be 16, here it is 4", Other())
 
 
-def test_sizes_that_contradict_each_other(data, parts, refuses, tmp_path):
+def test_sizes_that_contradict_each_other(data, tmp_path):
     """A plan that fits but whose weights are not those in the file."""
     del data["tensors"]["down.weight"]
     refuses(
-        parts.changed(lambda said: said.update(plan=data)).to(tmp_path / "file"),
+        genuine().changed(lambda said: said.update(plan=data)).to(tmp_path / "file"),
         r"down\.weight is \[4, 8\] in the file, \[8, 16\]",
     )
-    model = load(parts.to(tmp_path / "file"), Net())
+    model = load(genuine().to(tmp_path / "file"), Net())
     assert model.down.in_features == 8

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from second_process import child
 from torch import nn
 
 from secateur import FileError
@@ -25,7 +26,7 @@ def value(path: Path) -> float:
     return number
 
 
-def test_killed_at_any_moment(tmp_path, child):
+def test_killed_at_any_moment(tmp_path):
     """Processes that save again and again are killed, each at another moment."""
     out = child(
         """
@@ -44,13 +45,14 @@ def test_killed_at_any_moment(tmp_path, child):
             (number,) = load("file", net(-1.0, 256)).weight.unique().tolist()
             seen.add(number)
         print(len(seen))
-        """
+        """,
+        tmp_path,
     )
     assert int(out) > 3  # they did save in between
 
 
 @pytest.mark.parametrize("moment", ["safetensors.torch.save_file", "os.fsync", "pathlib.Path.replace"])
-def test_killed_just_before(tmp_path, child, moment):
+def test_killed_just_before(tmp_path, moment):
     save(net(1.0), tmp_path / "file")
     child(
         f"""
@@ -58,6 +60,7 @@ def test_killed_just_before(tmp_path, child, moment):
         {moment} = lambda *_, **__: os.kill(os.getpid(), signal.SIGKILL)
         save(net(2.0), "file")
         """,
+        tmp_path,
         status=-9,
     )
     assert value(tmp_path / "file") == 1.0
@@ -65,7 +68,7 @@ def test_killed_just_before(tmp_path, child, moment):
     assert value(tmp_path / "file") == 3.0
 
 
-def test_killed_in_the_middle_of_the_bytes(tmp_path, child):
+def test_killed_in_the_middle_of_the_bytes(tmp_path):
     save(net(1.0), tmp_path / "file")
     child(
         """
@@ -78,12 +81,13 @@ def test_killed_in_the_middle_of_the_bytes(tmp_path, child):
         safetensors.torch.save_file = half
         save(net(2.0), "file")
         """,
+        tmp_path,
         status=-9,
     )
     assert value(tmp_path / "file") == 1.0
 
 
-def test_a_full_disk(tmp_path, child):
+def test_a_full_disk(tmp_path):
     """A limit on the size of files fails writes in the middle, as a full disk does."""
     save(net(1.0), tmp_path / "file")
     out = child(
@@ -94,7 +98,8 @@ def test_a_full_disk(tmp_path, child):
             save(net(2.0), "file")
         except sec.FileError as error:
             print(error)
-        """
+        """,
+        tmp_path,
     )
     assert out.startswith("file: ")
     assert "too large" in out
@@ -102,7 +107,7 @@ def test_a_full_disk(tmp_path, child):
     assert os.listdir(tmp_path) == ["file"]
 
 
-def test_a_folder_that_cannot_be_written_to(tmp_path, child):
+def test_a_folder_that_cannot_be_written_to(tmp_path):
     save(net(1.0), tmp_path / "file")
     tmp_path.chmod(0o555)
     out = child(
@@ -113,7 +118,8 @@ def test_a_folder_that_cannot_be_written_to(tmp_path, child):
             save(net(2.0), "file")
         except sec.FileError as error:
             print(error)
-        """
+        """,
+        tmp_path,
     )
     tmp_path.chmod(0o755)
     assert "Permission denied" in out

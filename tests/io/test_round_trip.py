@@ -8,6 +8,7 @@ import torch
 import torch.distributed as dist
 from io_models import MODELS, cut, facts, perceptron, run
 from safetensors import safe_open
+from second_process import child
 from torch import nn
 
 import secateur as sec
@@ -84,7 +85,7 @@ def test_the_loaded_model_trains(tmp_path):
     assert all(p.grad is not None and p.grad.shape == p.shape for p in fresh.parameters())
 
 
-def test_in_another_process(tmp_path, child):
+def test_in_another_process(tmp_path):
     build, example = MODELS["encoder"]
     small = cut(build(), example)
     save(small, tmp_path / "small")
@@ -97,7 +98,8 @@ def test_in_another_process(tmp_path, child):
             out = load("small", net).eval()(x)
         assert torch.equal(out, torch.load("wanted", weights_only=True))
         save(net, "again")
-        """
+        """,
+        tmp_path,
     )
     assert (tmp_path / "again").read_bytes() == (tmp_path / "small").read_bytes()
 

@@ -15,7 +15,15 @@ from secateur.trace.graph import Axis
 
 @dataclass(frozen=True)
 class Context:
-    """What a criterion sees: an axis, the model's tensors by name, and how each of their dimensions is laid out."""
+    """What a criterion sees: an axis, the model's tensors by name, and how each of their dimensions is laid out.
+
+    >>> import secateur as sec
+    >>> def first_come(context: Context) -> Tensor:
+    ...     return -torch.arange(context.axis.size)
+    >>> net = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.ReLU(), torch.nn.Linear(8, 2))
+    >>> sec.plan(sec.trace(net, torch.zeros(1, 4)), sec.Ratio(0.5), importance=first_come).axes[0].keep
+    (0, 1, 2, 3)
+    """
 
     axis: Axis
     parameters: Mapping[str, Tensor]

@@ -120,14 +120,15 @@ class _Loading:
 
     @torch.no_grad()
     def _undo(self) -> None:
-        for tensor, value in self._overwritten:
-            tensor.copy_(value)
         for name, value in self._extra.items():
             with contextlib.suppress(Exception):  # the user's code; what it holds is put back below
                 set_extra(self._model, name, value)
         if self._cut is not None:
             self._cut.undo()
         self._snapshot.restore()
+        for tensor, value in self._overwritten:
+            with contextlib.suppress(RuntimeError):  # one that takes no new values has its own still
+                tensor.copy_(value)
 
 
 def _check_tensor(name: str, value: Tensor, tensor: Tensor) -> None:

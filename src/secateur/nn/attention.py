@@ -97,18 +97,13 @@ def multi_head_attention_forward(
     biases = _split(in_proj_bias, weights)
     q, k, v = (F.linear(x, w, b) for x, w, b in zip((query, key, value), weights, biases, strict=True))
     if bias_k is not None and bias_v is not None:
-        k = torch.cat([k, bias_k.expand(1, k.shape[1], -1)])
-        v = torch.cat([v, bias_v.expand(1, v.shape[1], -1)])
+        k, v = (torch.cat([x, b.expand(1, x.shape[1], -1)]) for x, b in ((k, bias_k), (v, bias_v)))
     q, k, v = (x.unflatten(-1, (num_heads, -1)).permute(1, 2, 0, 3) for x in (q, k, v))
-    if static_k is not None:
-        k = static_k.unflatten(0, (-1, num_heads))
-    if static_v is not None:
-        v = static_v.unflatten(0, (-1, num_heads))
+    k = k if static_k is None else static_k.unflatten(0, (-1, num_heads))
+    v = v if static_v is None else static_v.unflatten(0, (-1, num_heads))
     if add_zero_attn:
-        k = torch.cat([k, torch.zeros_like(k[:, :, :1])], dim=2)
-        v = torch.cat([v, torch.zeros_like(v[:, :, :1])], dim=2)
-    extra = k.shape[2] - key.shape[0]
-    mask = _mask(attn_mask, key_padding_mask, num_heads, q, extra, is_causal and key_padding_mask is None)
+        k, v = (torch.cat([x, torch.zeros_like(x[:, :, :1])], dim=2) for x in (k, v))
+    mask = _mask(attn_mask, key_padding_mask, num_heads, q, k.shape[2] - key.shape[0])
     if scale is None:
         scale = 1.0 / math.sqrt(int.__index__(q.shape[-1]))
     scores = (q * scale) @ k.transpose(-2, -1)
@@ -146,9 +141,7 @@ def _split(bias: Tensor | None, weights: tuple[Tensor, Tensor, Tensor]) -> tuple
     return (None, None, None) if bias is None else bias.split([weight.shape[0] for weight in weights])
 
 
-def _mask(
-    attn_mask: Tensor | None, padding: Tensor | None, heads: int, q: Tensor, extra: int, causal: bool
-) -> Tensor | None:
+def _mask(attn_mask: Tensor | None, padding: Tensor | None, heads: int, q: Tensor, extra: int) -> Tensor | None:
     """One additive mask that broadcasts over (batch, heads, queries, keys)."""
     total = None
     if attn_mask is not None:

@@ -24,7 +24,11 @@ Kept = Mapping[int, tuple[int, ...]]  # dimension -> the indices that stay, risi
 
 @dataclass(frozen=True)
 class AxisPlan:
-    """What stays of one axis, and what cutting it alone would save."""
+    """What stays of one axis, and what cutting it alone would save.
+
+    >>> AxisPlan("layer1.0.conv1 channels", size=4, keep=(0, 2), exact=True).keep
+    (0, 2)
+    """
 
     name: str
     size: int

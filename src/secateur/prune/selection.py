@@ -67,7 +67,9 @@ def drop_smallest(segments: Sequence[Segment], k: int) -> None:
         return
     large = sum(s.mask.numel() for s in segments) >= 8 * SAMPLE
     found = _threshold_in_bracket(segments, dtype, k) if large else None
-    threshold, ties = found or _threshold(segments, dtype, k)
+    threshold, ties, tied = found or _threshold(segments, dtype, k)
+    if ties == tied:  # all of them go: none has to be counted
+        threshold, ties = threshold + 1, 0
     for keys, mask, fresh in _chunks(segments, dtype):
         ties -= _write(keys, mask, fresh, threshold, ties)
 
@@ -85,8 +87,8 @@ def _write(keys: Tensor, mask: Tensor, fresh: bool, threshold: int, ties: int) -
     return min(tied, ties)
 
 
-def _threshold(segments: Sequence[Segment], dtype: torch.dtype, k: int) -> tuple[int, int]:
-    """The k-th smallest key, and how many of the entries that have it are among the k smallest."""
+def _threshold(segments: Sequence[Segment], dtype: torch.dtype, k: int) -> tuple[int, int, int]:
+    """The k-th smallest key, how many of the entries that have it are among the k smallest, and of how many."""
     total = bits = 8 * _key_dtype(dtype).itemsize - 1
     low = 0
     while bits > 0:
@@ -105,10 +107,10 @@ def _threshold(segments: Sequence[Segment], dtype: torch.dtype, k: int) -> tuple
         digit = int(torch.searchsorted(upto, k))
         k -= int(upto[digit] - histogram[digit])
         low += digit << bits
-    return low, k
+    return low, k, int(histogram[digit])
 
 
-def _threshold_in_bracket(segments: Sequence[Segment], dtype: torch.dtype, k: int) -> tuple[int, int] | None:
+def _threshold_in_bracket(segments: Sequence[Segment], dtype: torch.dtype, k: int) -> tuple[int, int, int] | None:
     """The same in one pass, by way of a sample that nearly always brackets it; None if it did not."""
     sample = torch.cat([keys.cpu() for keys, _, _ in _chunks(_thinned(segments), dtype)]).sort().values
     rank = k * len(sample) / sum(s.mask.numel() for s in segments)
@@ -126,7 +128,8 @@ def _threshold_in_bracket(segments: Sequence[Segment], dtype: torch.dtype, k: in
         return None
     candidates = torch.cat(near)
     threshold = int(candidates.kthvalue(k - below).values)
-    return threshold, k - below - int(torch.count_nonzero(candidates < threshold))
+    smaller, tied = (int(torch.count_nonzero(c)) for c in (candidates < threshold, candidates == threshold))
+    return threshold, k - below - smaller, tied
 
 
 def _thinned(segments: Sequence[Segment]) -> list[Segment]:

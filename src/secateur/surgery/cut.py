@@ -43,7 +43,7 @@ class Cut:
         check_fit(model, plan)
         self._new = new_tensors(dict(named_tensors(model)), plan.kept)
         self._old = [tensor for _, tensor in named_tensors(model)]  # keeps ids theirs
-        self._optimizer = OptimizerCut(optimizer, self._index_of(plan), self._new) if optimizer else None
+        self._optimizer = OptimizerCut(optimizer, self._index_of(plan), self._new) if optimizer is not None else None
         self._snapshot = Snapshot(model)
         try:
             self._swap(plan)

@@ -20,7 +20,11 @@ from secateur.trace.tracer import Cost, Use
 
 @dataclass(frozen=True)
 class Site:
-    """A dimension of a tensor that an axis is part of."""
+    """A dimension of a tensor that an axis is part of.
+
+    >>> str(Site("conv1.weight", 0))
+    'conv1.weight[0]'
+    """
 
     tensor: str
     dim: int
@@ -31,7 +35,16 @@ class Site:
 
 @dataclass(frozen=True)
 class Axis:
-    """One thing that can be cut: `size` positions, each with its slice of every site."""
+    """One thing that can be cut: `size` positions, each with its slice of every site.
+
+    >>> import secateur as sec, torch
+    >>> net = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.LayerNorm(8), torch.nn.Linear(8, 2))
+    >>> axis = sec.trace(net, torch.zeros(1, 4)).axes[0]
+    >>> axis.name, axis.size, len(axis.sites), axis.exact
+    ('0 features', 8, 5, False)
+
+    `why` says what makes cutting it inexact.
+    """
 
     name: str
     size: int
@@ -43,7 +56,12 @@ class Axis:
 
 @dataclass(frozen=True)
 class Blocked:
-    """A dimension of a tensor that cannot be cut, and the reason."""
+    """A dimension of a tensor that cannot be cut, and the reason.
+
+    >>> import secateur as sec, torch
+    >>> sec.trace(torch.nn.Linear(4, 8), torch.zeros(1, 4)).blocked[0]
+    Blocked(tensor='weight', dim=0, reason="a dimension of the model's output")
+    """
 
     tensor: str
     dim: int

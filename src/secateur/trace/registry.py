@@ -88,17 +88,20 @@ def rule_for(op: Any) -> Rule | None:
 
 
 def _functional(op: Any) -> Any:
-    """`aten.add_.Tensor` -> `aten.add.Tensor`, `aten.transpose_.default` -> `aten.transpose.int`; or None."""
+    """`aten.add_.Tensor` -> `aten.add.Tensor`, `aten.mm.out` -> `aten.mm.default`; None where there is none."""
     namespace, _, name = op._schema.name.partition("::")
     packet = getattr(getattr(torch.ops, namespace), name.removesuffix("_"), None)
-    if packet is None or name == name.removesuffix("_"):
-        return None
-    others = [getattr(packet, overload) for overload in packet.overloads()]
-    return next((other for other in others if _takes(other) == _takes(op)), None)
+    others = [getattr(packet, overload) for overload in packet.overloads()] if packet is not None else []
+    return next((o for o in others if not o._schema.is_mutable and _takes(o) == _takes(op)), None)
 
 
 def _takes(op: Any) -> list[tuple[str, str]]:
-    return [(argument.name, str(argument.type)) for argument in op._schema.arguments]
+    return [(argument.name, str(argument.type)) for argument in op._schema.arguments if not argument.is_out]
+
+
+def out_arguments(op: Any) -> list[str]:
+    """The arguments of an op that are buffers for its results."""
+    return [argument.name for argument in op._schema.arguments if argument.is_out]
 
 
 def registered() -> dict[Any, Rule]:

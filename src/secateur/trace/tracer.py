@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from secateur.axes import Atom, Concat, Layout, atoms, constant, fix, free_atoms, pieces, resolve, why_fixed
+from secateur.axes import Atom, Concat, Layout, atoms, constant, fix, free_atoms, pieces, resolve, unify, why_fixed
 from secateur.trace import registry
 from secateur.trace.sizes import Dim, Expr, Lit, Size, expr_of, plain
 from secateur.trace.value import Call, Value
@@ -141,7 +141,13 @@ class Tracer:
             result = None
         else:
             rows = op in _TAKES_ROWS
-            result = found(call, *self._lift(args, rows), **{k: self._lift(v) for k, v in kwargs.items()})
+            buffers = [kwargs[name] for name in registry.out_arguments(op) if name in kwargs]
+            rest = {k: self._lift(v) for k, v in kwargs.items() if not any(v is buffer for buffer in buffers)}
+            result = found(call, *self._lift(args, rows), **rest)
+            for buffer, value in zip(buffers, result if isinstance(result, list | tuple) else [result], strict=False):
+                for a, b in zip(self.value(buffer).dims, value.dims, strict=False):
+                    if a.size == b.size:
+                        unify(a, b)
         self._store(op, args, tensors, result, call)
         self._use(call, values, tensors)
 

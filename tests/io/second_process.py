@@ -1,12 +1,11 @@
 """A second process, started once, in which tests run code and which they may kill."""
 
-import contextlib
+import functools
 import json
 import subprocess
 import sys
 import textwrap
-
-import pytest
+from pathlib import Path
 
 # Reads one request per line, runs it in a fork of itself, answers with the fork's exit status and what it printed.
 _SERVER = """
@@ -47,24 +46,19 @@ for line in sys.stdin:
 """
 
 
-@pytest.fixture(scope="session")
-def _server():
-    command = [sys.executable, "-c", _SERVER]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as server:
-        yield server
-        with contextlib.suppress(BrokenPipeError):
-            server.stdin.close()
+@functools.cache
+def _server() -> subprocess.Popen[str]:
+    """Started at the first use; ends when this process does and closes its input."""
+    return subprocess.Popen([sys.executable, "-c", _SERVER], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
 
 
-@pytest.fixture
-def child(_server, tmp_path):
-    """Run code in another process, in `tmp_path`; it must end with the given status; returns what it printed."""
-
-    def run(code: str, status: int = 0) -> str:
-        _server.stdin.write(json.dumps([textwrap.dedent(code), str(tmp_path)]) + "\n")
-        _server.stdin.flush()
-        ended, printed = json.loads(_server.stdout.readline())
-        assert ended == status, printed
-        return printed
-
-    return run
+def child(code: str, folder: Path, status: int = 0) -> str:
+    """Run code in another process, in a folder; it must end with the given status; returns what it printed."""
+    server = _server()
+    assert server.stdin is not None
+    assert server.stdout is not None
+    server.stdin.write(json.dumps([textwrap.dedent(code), str(folder)]) + "\n")
+    server.stdin.flush()
+    ended, printed = json.loads(server.stdout.readline())
+    assert ended == status, printed
+    return str(printed)
