@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -126,14 +127,16 @@ def test_weight_norm_both_ways() -> None:
         net = nn.Sequential(wrap(nn.Linear(4, 8)), nn.ReLU(), wrap(nn.Linear(8, 2)))
         halved(net, torch.randn(3, 4))
         assert net[0].weight.shape == (4, 4)
+        assert (net[0].out_features, net[2].in_features) == (4, 4)
         assert len(list(net[0].parameters())) == 3
         net(torch.randn(3, 4)).sum().backward()
         assert all(p.grad is not None and p.grad.shape == p.shape for p in net.parameters())
 
 
-def test_spectral_norm_is_cut_or_blocked_but_never_wrong() -> None:
+@pytest.mark.parametrize("wrap", [torch.nn.utils.spectral_norm, torch.nn.utils.parametrizations.spectral_norm])
+def test_spectral_norm_is_cut_or_blocked_but_never_wrong(wrap: Callable[[nn.Module], nn.Module]) -> None:
     torch.manual_seed(0)
-    net = nn.Sequential(torch.nn.utils.parametrizations.spectral_norm(nn.Linear(4, 8)), nn.ReLU(), nn.Linear(8, 2))
+    net = nn.Sequential(wrap(nn.Linear(4, 8)), nn.ReLU(), nn.Linear(8, 2))
     net.eval()
     halved(net, torch.randn(3, 4))
     net.train()
@@ -152,7 +155,8 @@ def test_masks_are_carried_along(masks: object) -> None:
     big = copy.deepcopy(net)
     _, plan = halved(net, x)
     assert net[0].weight_orig.shape == net[0].weight_mask.shape == (4, 4)
-    assert net[2].weight_orig.shape == net[2].weight_mask.shape == (2, 4)
+    assert net[2].weight_orig.shape == net[2].weight_mask.shape == net[2].weight.shape == (2, 4)
+    assert (net[0].out_features, net[2].in_features) == (4, 4)
     assert difference(outputs(net, x), outputs(zeroed(big, plan.kept), x)) < 1e-12
     net(x).sum().backward()
     assert (net[0].weight_orig.grad[net[0].weight_mask == 0] == 0).all()

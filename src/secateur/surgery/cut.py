@@ -78,6 +78,9 @@ class Cut:
             write(self.model, place, value)
         for module, scale in attentions.items():
             self._loosen(module, scale)
+        for encoder in (m for m in self.model.modules() if isinstance(m, nn.TransformerEncoder)):
+            if any(isinstance(m, MultiheadAttention) for m in encoder.modules()):
+                encoder.__dict__["use_nested_tensor"] = False  # only torch's fused kernels can read these
         refresh(self.model)
 
     def _loosen(self, attention: nn.MultiheadAttention, scale: float) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 
 # type of module -> {attribute: its value, read from the weights}
 _READ: dict[type, dict[str, Callable[[Any], int]]] = {
@@ -50,6 +50,7 @@ _READ: dict[type, dict[str, Callable[[Any], int]]] = {
 def refresh(model: nn.Module) -> None:
     """Make the attributes of every known kind of module agree with its weights."""
     for module in model.modules():
+        _recompute(module)
         known = next((_READ[kind] for kind in _READ if isinstance(module, kind)), {})
         for attribute, value in known.items():
             now = module.__dict__.get(attribute)
@@ -60,3 +61,16 @@ def refresh(model: nn.Module) -> None:
                     continue
                 if now != new:
                     module.__dict__[attribute] = new
+
+
+def _recompute(module: nn.Module) -> None:
+    """A weight that a hook computes before each forward (from a mask, from length and direction) is computed anew."""
+    for hook in module._forward_pre_hooks.values():
+        name = getattr(hook, "_tensor_name", getattr(hook, "name", None))
+        made_of = (f"{name}_orig", f"{name}_g")
+        if isinstance(module.__dict__.get(name), Tensor) and any(key in module._parameters for key in made_of):
+            mode, module.training = module.training, False  # spectral norm takes a step when training
+            try:
+                hook(module, ())
+            finally:
+                module.training = mode

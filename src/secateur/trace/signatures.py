@@ -194,13 +194,6 @@ def select(tracer: Tracer, out: Any, /, x: Any, dim: int, index: Any) -> None:
         tracer.expect_position(x, dim % x.ndim, index)
 
 
-@sizes(*_both("squeeze", "squeeze_"))
-def squeeze(tracer: Tracer, out: Any, /, x: Any, *args: Any, **kwargs: Any) -> None:
-    """squeeze(): a dimension that stays must not come down to one position."""
-    for dim in _dims(tracer, out):
-        tracer.compare(dim, "!=", 1, True)
-
-
 @sizes(F.layer_norm, torch.layer_norm, torch.rms_norm, F.rms_norm)
 def normalized_shape(tracer: Tracer, out: Any, /, x: Any, shape: Any = None, *_: Any, **kwargs: Any) -> None:
     """layer_norm(x, normalized_shape)."""
@@ -268,7 +261,7 @@ def pad(tracer: Tracer, out: Any, /, x: Any, widths: Any = None, *_: Any, **kwar
 
 # Sizes that say how space, steps or classes are laid out; their dimensions are fixed by the rules already.
 _NEUTRAL = _both(
-    "flatten", "transpose", "permute", "unsqueeze", "movedim", "swapaxes", "swapdims", "unbind",
+    "flatten", "transpose", "permute", "unsqueeze", "squeeze", "movedim", "swapaxes", "swapdims", "unbind",
     "cat", "concat", "stack", "softmax", "log_softmax", "sum", "mean", "std", "var", "amax", "amin", "max", "min",
     "norm", "cumsum", "gather", "index_select", "flip", "roll", "sort", "topk", "argmax", "argmin", "dim", "size",
     "any", "all", "prod", "unfold", "take_along_dim", "diagonal", "tril", "triu", "logsumexp", "max_pool1d",
