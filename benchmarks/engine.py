@@ -18,8 +18,9 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from _side_by_side import in_own_process, load_torchvision, seconds_and_peak
 from torch import nn
+
+from _side_by_side import in_own_process, load_torchvision, seconds_and_peak
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 TIME_LIMIT = 120  # seconds that the peer may take
@@ -167,7 +168,8 @@ def trace_table(names: list[str]) -> bool:
             continue
         ratio = ours["seconds"] / bare["seconds"] if bare else float("nan")
         met &= not ratio > 2 and ours["seconds"] < 60
-        print(f"{name:<18}{int(ours['ops']):>6}{_seconds(bare):>12}{_seconds(ours):>12}{ratio:>8.2f}{_seconds(peer):>20}")
+        columns = f"{_seconds(bare):>12}{_seconds(ours):>12}{ratio:>8.2f}{_seconds(peer):>20}"
+        print(f"{name:<18}{int(ours['ops']):>6}{columns}")
     print(f"goal: at most 2x the bare run, 7B in under 60 s: {'met' if met else 'MISSED'}")
     return met
 
@@ -175,7 +177,9 @@ def trace_table(names: list[str]) -> bool:
 def cut_table(names: list[str]) -> bool:
     """What plan + apply cost."""
     met = True
-    print(f"{'model':<18}{'plan + apply':>14}{'with trace':>12}{'extra memory':>14}{'new model':>11}{'Torch-Pruning':>20}")
+    print(
+        f"{'model':<18}{'plan + apply':>14}{'with trace':>12}{'extra memory':>14}{'new model':>11}{'Torch-Pruning':>20}"
+    )
     for name in names:
         ours, peer = measured("cut", name), measured("peer-cut", name)
         if ours is None:

@@ -43,6 +43,20 @@ def test_the_same_class_in_other_sizes(tmp_path):
     refuses(path, r"0\.weight is \[8, 4\] in the file, \[16, 4\] in the model", perceptron(16))
 
 
+def test_a_module_whose_class_the_cut_replaces(tmp_path):
+    """Cut to fewer heads, attention becomes another class; where loading fails after that, it is torch's again."""
+
+    def build():
+        return nn.TransformerEncoderLayer(16, 4, 32, batch_first=True).eval()
+
+    path, small = tmp_path / "file", build()
+    sec.apply(small, sec.plan(sec.trace(small, torch.ones(1, 3, 16)), sec.Ratio(0.5)))
+    assert type(small.self_attn) is not nn.MultiheadAttention
+    save(small.double(), path)
+    refuses(path, "float64 in the file, torch.float32 in the model", build())
+    assert type(load(path, build().double()).self_attn) is type(small.self_attn)
+
+
 def test_tied_here_but_not_there(tmp_path):
     untied = cut_net()
     untied.out.weight = nn.Parameter(untied.out.weight.detach().clone())

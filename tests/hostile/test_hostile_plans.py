@@ -181,6 +181,13 @@ def test_ints_that_the_model_holds_may_be_set(data, path):
     assert [model.options.width, *model.table.values(), model.sizes[1]].count(8) == 1
 
 
+@pytest.mark.parametrize("dunder", ["__class__", "__dict__", "__x"])
+def test_dunders_are_not_even_read(data, dunder):
+    data["attributes"][0]["path"] = name(dunder)
+    with pytest.raises(PlanError, match="cannot set what the step"):
+        sec.Plan.from_json(json.dumps(data))
+
+
 @pytest.mark.parametrize("owner", ["nothing", "up.weight", "forward", "__class__", "options", ".", "up.", None, 3])
 def test_modules_that_there_are_not(data, both, owner):
     data["attributes"] = [{"module": owner, "path": name("in_features"), "was": 8, "value": 4}]

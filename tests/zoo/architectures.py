@@ -14,10 +14,10 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
 MODELS = tuple(Path(__file__).with_name("models.txt").read_text().split("\n")[:-1])
 
-_VISION = set(
-    "vit deit beit swin swinv2 convnext convnextv2 resnet regnet mobilevit mobilenet_v2 dinov2 segformer poolformer "
-    "levit efficientnet focalnet pvt cvt dpt".split()
-)
+_VISION = {
+    *("vit", "deit", "beit", "swin", "swinv2", "convnext", "convnextv2", "resnet", "regnet", "mobilevit", "pvt", "cvt"),
+    *("mobilenet_v2", "dinov2", "segformer", "poolformer", "levit", "efficientnet", "focalnet", "dpt"),
+}
 # Small versions of whatever a configuration calls these things.
 _SMALL = {
     64: "hidden_size n_embd d_model dim embedding_size attention_hidden_size moe_intermediate_size "

@@ -7,10 +7,10 @@ from collections import Counter
 
 import pytest
 import torch
-from zoo.architectures import MODELS, build
 
 import secateur as sec
 from secateur.axes import free_atoms
+from zoo.architectures import MODELS, build
 
 # A few of every kind, for every run of the tests; the rest by `make zoo`.
 REPRESENTATIVE = (

@@ -10,8 +10,9 @@ from torch.nn.utils import parametrize
 
 from secateur.ao.config import Group, sparsity_level
 from secateur.ao.parametrization import find_mask, mask_of, unmasked
+from secateur.ao.patterns import Patterns
 from secateur.ao.rows import RowPruner, keep_salient, l1_per_row
-from secateur.ao.structured import Patterns, squash_shared
+from secateur.ao.structured import squash_shared
 from secateur.errors import SecateurWarning, SparsifierAssertionError, SparsifierValueError
 
 

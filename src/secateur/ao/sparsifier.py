@@ -213,10 +213,14 @@ class BaseSparsifier(Hooks, abc.ABC):
                 )
         with all_or_nothing(*{id(group["module"]): group["module"] for group in self.groups}.values()):
             for group, sparse_params in zip(self.groups, kept, strict=True):
-                self._detach_bias(group)
-                parametrize.remove_parametrizations(group["module"], group["tensor_name"], leave_parametrized=True)
+                self._make_final(group)
                 if sparse_params:
                     group["module"].sparse_params = sparse_params
+
+    def _make_final(self, group: Group) -> None:
+        """Multiply one mask into its tensor for good."""
+        self._detach_bias(group)
+        parametrize.remove_parametrizations(group["module"], group["tensor_name"], leave_parametrized=True)
 
     def convert(
         self,

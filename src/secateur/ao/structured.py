@@ -1,6 +1,6 @@
 """The base of the structured pruners: row masks, and biases that follow them."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, ClassVar
 
 import torch
@@ -8,13 +8,13 @@ from torch import Tensor, nn
 from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
 from torch.nn.utils import parametrize
 
-from secateur.ao import removal
 from secateur.ao.config import Group
+from secateur.ao.example import record, stop_recording
 from secateur.ao.parametrization import BiasHook, FakeStructuredSparsity
+from secateur.ao.patterns import Patterns
+from secateur.ao.removal import Reasons, Removal, remove
 from secateur.ao.sparsifier import BaseSparsifier
 from secateur.errors import SparsifierAssertionError, SparsifierRuntimeError
-
-Patterns = Mapping[tuple[Any, ...], Callable[..., None]]
 
 
 class BaseStructuredSparsifier(BaseSparsifier):
@@ -43,13 +43,61 @@ class BaseStructuredSparsifier(BaseSparsifier):
     def __init__(self, defaults: Mapping[str, Any] | None, patterns: Patterns | None = None) -> None:
         super().__init__(defaults)
         self.patterns = dict(patterns or {})
+        self.removal = Removal()
 
-    def prune(self) -> nn.Module:
-        """Remove the masked rows, and what they fed, from the model; returns the smaller model."""
+    def prepare(self, model: nn.Module, config: Iterable[Mapping[str, Any]] | None = None) -> None:
+        """Put a row mask on each tensor of `config`, or on all that are supported, in place; see `BaseSparsifier`."""
+        super().prepare(model, config)
+        record(model)
+
+    def squash_mask(self, *args: Any, **kwargs: Any) -> None:
+        """Multiply every mask into its tensor, at full size; see `BaseSparsifier`."""
+        super().squash_mask(*args, **kwargs)
+        stop_recording(self.model)
+
+    def prune(self, *, example: Any = None, strict: bool = False) -> nn.Module:
+        """Remove the masked rows, and what they fed, from the model, in place; returns the model.
+
+        >>> class SecondRow(BaseStructuredSparsifier):
+        ...     def update_mask(self, module, tensor_name, **kwargs):
+        ...         module.parametrizations[tensor_name][0].mask[1] = False
+        >>> pruner = SecondRow({"prune_bias": False})
+        >>> pruner.prepare(nn.Sequential(nn.Linear(4, 3), nn.ReLU(), nn.Linear(3, 2)), [{"tensor_fqn": "0.weight"}])
+        >>> pruner.step()
+        >>> pruner.prune()
+        Sequential(
+          (0): Linear(in_features=4, out_features=2, bias=True)
+          (1): ReLU()
+          (2): Linear(in_features=2, out_features=2, bias=True)
+        )
+        >>> pruner.removal.removed, pruner.kept_masked
+        ({'0.weight': 1}, ())
+
+        A row goes with its channel, wherever that leads: through norms, residual sums, concatenations and
+        depthwise convolutions to the layers that read it, or into an output, which then has fewer channels.
+        What a masked channel still carries (its bias, through what follows) is taken into the biases of its
+        readers. The pruned model then puts out what the masked one did, which is checked. Rows of which that
+        cannot be had stay, as zeros; `kept_masked` says why. Two things are done as `torch.ao` does them,
+        although they are not exact, and are listed in `removal.inexact`: hidden units of a recurrent layer go
+        also where their biases are not masked or their gates disagree; and of a row that is off with its bias,
+        or has none, nothing is carried on, also where the activation of zero is not zero. `strict=True` raises
+        instead of leaving or listing anything.
+
+        `example` is what the model is called with: a tensor, a tuple of arguments or a dict of keyword arguments.
+        Without one, the model is run as it was last called since `prepare`, or as its first layer suggests.
+        Patterns go first. If anything fails, the model is as it was, masks and all.
+        """
         if not self.groups:
             raise SparsifierRuntimeError("prune: nothing is prepared; call prepare(model, config) and step() first")
         self._before_removal()
-        return removal.remove(self)
+        with torch.no_grad():
+            self.removal = remove(self, example, strict)
+        return self.model
+
+    @property
+    def kept_masked(self) -> Reasons:
+        """The tensors of which `prune` had to leave masked rows, as zeros, each with the reason."""
+        return self.removal.kept_masked
 
     def _before_removal(self) -> None:
         """Called before rows are removed."""

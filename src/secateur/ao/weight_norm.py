@@ -5,7 +5,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-import torch.nn.functional as F  # noqa: N812
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from secateur.ao.config import Group, check_matrix, sparsity_level

@@ -48,8 +48,8 @@ class _Compound:
         """The same parts, by identity: what makes unifying them again free."""
         return (
             type(self) is type(other)
-            and len(self.parts) == len(other.parts)  # type: ignore[union-attr]
-            and all(map(_same, self.parts, other.parts))  # type: ignore[union-attr]
+            and len(self.parts) == len(other.parts)
+            and all(map(_same, self.parts, other.parts))
         )
 
 

@@ -54,8 +54,7 @@ def _separate(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
     for name, tensor in tensors.items():
         _check(name, tensor)
         plain = tensor.detach().cpu().resolve_conj().resolve_neg().contiguous()
-        memory = plain.untyped_storage()
-        if memory.data_ptr() in memories or memory.nbytes() != plain.numel() * plain.element_size():
+        if plain.untyped_storage().data_ptr() in memories:
             plain = plain.clone()
         memories.add(plain.untyped_storage().data_ptr())
         made[name] = plain

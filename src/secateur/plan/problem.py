@@ -13,8 +13,8 @@ from torch import Tensor, nn
 from secateur.axes import Atom
 from secateur.errors import PlanError
 from secateur.importance import Context, Importance
-from secateur.plan.counts import settle
 from secateur.plan.cost import CostModel
+from secateur.plan.counts import settle
 from secateur.trace.graph import Axis, Graph
 
 Counts = Mapping[Axis, int]

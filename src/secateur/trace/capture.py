@@ -256,7 +256,7 @@ class Capture:
             for kind, registered in (("parameter", module._parameters), ("buffer", module._buffers)):
                 for key, tensor in list(registered.items()):
                     if tensor is not None:
-                        registered[key] = self._stand_in(tensor, f"{name}.{key}".lstrip("."), kind)  # type: ignore[assignment]
+                        registered[key] = self._stand_in(tensor, f"{name}.{key}".lstrip("."), kind)
 
         def change(value: Any, place: Place) -> Any:
             if isinstance(value, Tensor):

@@ -12,7 +12,7 @@ from secateur.trace.tracer import Use
 
 @dataclass
 class Roles:
-    """Sites whose dimension is summed over with data (`reads`), or is there in a result that data has part in (`makes`).
+    """Sites whose dimension is summed over with data (`reads`), or stays in a result that data has part in (`makes`).
 
     An axis is in `mixed` when something besides the reading weights looks at its positions: data summed with data, a
     reduction, an op that is seen as a whole.

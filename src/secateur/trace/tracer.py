@@ -196,8 +196,8 @@ class Tracer:
             info = returns[min(i, len(returns) - 1)].alias_info if returns else None
             if info is not None and args and isinstance(args[0], Tensor):
                 base = self.value(args[0])
-                if info.is_write and not all(value.zero):
-                    base.storage.dirty = True
+                if info.is_write:
+                    base.storage.write(base, value)
                 value.storage = base.storage
             if value.shape != tuple(tensor.shape):
                 raise AssertionError(f"the rule of {op} made {value.shape}, the op {tuple(tensor.shape)}")

@@ -14,11 +14,20 @@ if TYPE_CHECKING:
 class Storage:
     """Shared by a tensor and its views: what is known of everything that was written into it."""
 
-    __slots__ = ("dirty", "made_of")
+    __slots__ = ("dirty", "made_of", "whole")
 
-    def __init__(self) -> None:
+    def __init__(self, whole: Value) -> None:
+        self.whole = whole  # what is known of all of it; others are views
         self.dirty = False  # whether it may be non-zero at removed positions
         self.made_of: frozenset[str] | None = None  # the model's tensors that it is made of; None: data has part in it
+
+    def write(self, before: Value, after: Value) -> None:
+        """Something was written: harmless when all of it is as much zero as it was, or the write is zero everywhere."""
+        same = before is self.whole and before.shape == after.shape
+        if same and all(now or not was for was, now in zip(before.zero, after.zero, strict=True)):
+            self.whole = after
+        elif not all(after.zero):
+            self.dirty = True
 
 
 class Value:
@@ -32,7 +41,7 @@ class Value:
         self.rows: list[Layout] | None = None  # the last dimension of each row, while rows are not tied together
         self.boolean = False  # a mask: used as an index, it picks as many positions as are true
         self._zero = (zero,) * len(self.dims) if isinstance(zero, bool) else tuple(zero)
-        self.storage = Storage()
+        self.storage = Storage(self)
         self._constant = False
         self.used = False
 

@@ -1,0 +1,177 @@
+"""A model whose outputs are read like any layer, and what its layers read while it runs."""
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_map
+
+from secateur.errors import SparsifierValueError
+from secateur.trace.capture import tensors_in
+from secateur.verify.run import outputs
+
+Call = tuple[tuple[Any, ...], dict[str, Any]]
+Change = Callable[[str, Tensor], Tensor]
+
+_INNER = "model."
+
+
+class Opened(nn.Module):
+    """
+    >>> layer = nn.Linear(3, 2)
+    >>> opened = Opened(layer, [torch.zeros(1, 2)])
+    >>> [name for name, _ in opened.named_parameters()], len(opened((torch.ones(1, 3),), {}))
+    (['output0', 'model.weight', 'model.bias'], 1)
+
+    `model`, with each output that is a floating-point tensor contracted with a random weight of as many
+    elements. A dimension of such an output can then be cut like one between two layers, and the weight's
+    layout tells which elements of the output stay.
+    """
+
+    def __init__(self, model: nn.Module, made: Sequence[Tensor]) -> None:
+        super().__init__()
+        self.model = model
+        for i, out in enumerate(made):
+            if out.is_floating_point():
+                self.register_parameter(f"output{i}", nn.Parameter(torch.randn(out.numel(), device=out.device)))
+
+    def forward(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Tensor]:
+        made = tensors_in(self.model(*args, **kwargs))
+        weights = ((out, self._parameters.get(f"output{i}")) for i, out in enumerate(made))
+        return [out if weight is None else out.flatten() @ weight.to(out.dtype) for out, weight in weights]
+
+
+def inner(name: str) -> str:
+    """What the model itself calls a tensor or module of the opened one."""
+    return name.removeprefix(_INNER)
+
+
+def outer(name: str) -> str:
+    """What the opened model calls a tensor or module of the model itself."""
+    return f"{_INNER}{name}"
+
+
+def is_output(name: str) -> bool:
+    """Whether a tensor of an opened model stands for an output."""
+    return not name.startswith(_INNER)
+
+
+def run(model: nn.Module, call: Call, dtype: torch.dtype) -> list[Tensor]:
+    """The tensors that a model (not opened) puts out, in eval mode and in the given precision."""
+    return outputs(_Called(model), call, dtype)
+
+
+class _Called(nn.Module):
+    """A model that takes its arguments as one tuple and one dict."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        return self.model(*args, **kwargs)
+
+
+def precise_run(model: nn.Module, call: Call) -> tuple[list[Tensor], torch.dtype]:
+    """What a model puts out in double precision or, where it cannot run in that, in single; and which it was."""
+    error: Exception | None = None
+    for dtype in (torch.float64, torch.float32):
+        try:
+            return run(model, call, dtype), dtype
+        except Exception as problem:  # the user's forward
+            error = error or problem
+    raise SparsifierValueError(
+        f"prune: the model does not run on the example ({type(error).__name__}: {error}); "
+        "pass one that it runs on as prune(example=...)"
+    ) from error
+
+
+def varied(call: Call, seed: int) -> Call:
+    """A call with other numbers of the same shapes, dtypes and, for integers, range."""
+    generator = torch.Generator().manual_seed(seed)
+
+    def vary(item: Any) -> Any:
+        if not isinstance(item, Tensor) or not item.numel() or item.dtype == torch.bool or item.is_complex():
+            return item
+        if item.is_floating_point():
+            return torch.randn(item.shape, generator=generator).to(item)
+        low, high = int(item.min()), int(item.max())
+        return torch.randint(low, high + 1, item.shape, generator=generator).to(item)
+
+    return tree_map(vary, call)
+
+
+def flipped(model: nn.Module, seed: int) -> Change:
+    """A change of every parameter's signs: of a matrix at random, of a vector all.
+
+    What is zero stays so, and a channel that no input reaches with the present signs, by a bias that keeps its
+    activation at zero, is reached with others.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    names = {name for name, _ in model.named_parameters(remove_duplicate=False)}
+
+    def change(name: str, tensor: Tensor) -> Tensor:
+        if name not in names or not tensor.is_floating_point():
+            return tensor
+        if tensor.dim() < 2:
+            return -tensor
+        signs = torch.randint(0, 2, tensor.shape, generator=generator).mul_(2).sub_(1)
+        return tensor * signs.to(tensor)
+
+    return change
+
+
+@dataclass(frozen=True)
+class Span:
+    """The least and the largest value that each column of what a layer reads takes."""
+
+    low: Tensor
+    high: Tensor
+
+    def joined(self, other: "Span") -> "Span":
+        return Span(torch.minimum(self.low, other.low), torch.maximum(self.high, other.high))
+
+    @property
+    def constant(self) -> Tensor:
+        """Which columns always have the same value, up to rounding."""
+        tolerance = 1e-10 if self.low.dtype == torch.float64 else 1e-5
+        return (self.high - self.low) <= tolerance * torch.maximum(self.low.abs(), self.high.abs())
+
+
+def observe(
+    opened: Opened, calls: Sequence[Call], readers: Mapping[str, nn.Module], dtype: torch.dtype, change: Change | None
+) -> dict[str, Span]:
+    """What each reader's weight, and each output's, is contracted with, over all calls."""
+    spans: dict[str, Span] = {}
+
+    def add(name: str, rows: Tensor) -> None:
+        span = Span(rows.amin(0), rows.amax(0))
+        spans[name] = spans[name].joined(span) if name in spans else span
+
+    def leave(name: str, out: Any) -> None:
+        if name == _INNER.removesuffix("."):
+            for i, tensor in enumerate(tensors_in(out)):
+                add(f"output{i}", tensor.reshape(1, -1))
+
+    def enter(name: str) -> Callable[..., None]:
+        return lambda module, args, kwargs: add(name, _rows(module, args[0] if args else kwargs["input"]))
+
+    with ExitStack() as stack:
+        for name, module in readers.items():
+            stack.callback(module.register_forward_pre_hook(enter(name), with_kwargs=True).remove)
+        for call in calls:
+            outputs(opened, call, dtype, change or _same, seen=leave)
+    return spans
+
+
+def _same(_: str, tensor: Tensor) -> Tensor:
+    return tensor
+
+
+def _rows(module: nn.Module, x: Tensor) -> Tensor:
+    """What a layer reads, as a matrix with one column for each of its input channels."""
+    channels = -len(getattr(module, "kernel_size", ())) - 1
+    return x.movedim(channels, -1).reshape(-1, x.shape[channels])

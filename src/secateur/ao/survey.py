@@ -1,0 +1,239 @@
+"""Which masked rows can be removed, what constants they leave behind, and why others must stay."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
+
+from secateur.ao.opened import Call, Opened, Span, flipped, inner, is_output, observe, varied
+from secateur.axes import Layout, keep_mask, positions, why_fixed
+from secateur.plan.counts import settle
+from secateur.plan.zeros import dead_positions
+from secateur.surgery import named_tensors
+from secateur.trace import Axis, Graph, Site
+from secateur.trace.roles import Roles, roles
+
+_ConvNd = nn.Conv1d | nn.Conv2d | nn.Conv3d
+
+
+def places(layout: Layout, axis: Axis) -> Iterator[Tensor]:
+    """For each place of an axis in a layout, to which of its positions each index belongs (-1: none)."""
+    return (torch.from_numpy(index) for atom, index in positions(layout) if atom is axis.atom)
+
+
+def all_of(layout: Layout, axis: Axis, flags: Tensor) -> Tensor:
+    """Of which positions of an axis every index of a layout is flagged."""
+    result = torch.ones(axis.size, dtype=torch.bool)
+    for index in places(layout, axis):
+        result[index[(index >= 0) & ~flags]] = False
+    return result
+
+
+@dataclass
+class Decision:
+    """What is to be removed of each axis; what of that is not exact; and why the rest stays."""
+
+    removed: dict[Axis, Tensor] = field(default_factory=dict)
+    refused: dict[Axis, str] = field(default_factory=dict)
+    inexact: dict[Axis, str] = field(default_factory=dict)
+    dropped: dict[Axis, Tensor] = field(default_factory=dict)  # removed without what they still carry
+
+
+class Survey:
+    """A masked model, opened and traced, and everything that is found out about it by running it."""
+
+    def __init__(self, opened: Opened, graph: Graph, call: Call, dtype: torch.dtype) -> None:
+        self.opened, self.graph, self.call, self.dtype = opened, graph, call, dtype
+        self.modules = dict(opened.named_modules())
+
+    @cached_property
+    def roles(self) -> Roles:
+        return roles(self.graph)
+
+    @cached_property
+    def spans(self) -> dict[str, Span]:
+        """What every layer that could take a constant into its bias reads, and what the model puts out."""
+        return self._observe(flip=False)
+
+    @cached_property
+    def _constant(self) -> dict[str, Tensor]:
+        """Which columns of these do not depend on the input, whatever the signs of the parameters."""
+        other = self._observe(flip=True)
+        return {name: (span.constant & other[name].constant).cpu() for name, span in self.spans.items()}
+
+    def _observe(self, flip: bool) -> dict[str, Span]:
+        sites = (site for axis in self.graph.axes for site in axis.sites if site in self.roles.reads)
+        readers = {site.tensor: module for site in sites if (module := self.reader(site)) is not None}
+        calls = [varied(self.call, seed) for seed in (1, 2)]
+        return observe(self.opened, calls, readers, self.dtype, flipped(self.opened, 3) if flip else None)
+
+    def reader(self, site: Site) -> nn.Module | None:
+        """The layer that contracts its input with a site and can take a constant into its bias."""
+        owner, _, key = site.tensor.rpartition(".")
+        module = self.modules[owner]
+        called = isinstance(module, nn.Linear) and not isinstance(module, NonDynamicallyQuantizableLinear)
+        whole = isinstance(module, _ConvNd) and module.groups == 1
+        return module if (called or whole) and key == "weight" and site.dim == 1 else None
+
+    # what is off -----------------------------------------------------------------------------------------------
+
+    def off(self, masks: Mapping[str, Tensor]) -> dict[Axis, Tensor]:
+        """The positions of each axis all of whose rows are off, in every masked tensor that makes it."""
+        found = {}
+        for axis in self.graph.axes:
+            tied = [site for site in axis.sites if site.dim == 0 and site.tensor in masks]
+            gone = [all_of(self.graph.layouts[site.tensor][0], axis, ~masks[site.tensor]) for site in tied]
+            if gone and bool((together := torch.stack(gone).all(0)).any()):
+                found[axis] = together
+        return found
+
+    def decide(self, masks: Mapping[str, Tensor]) -> Decision:
+        """What goes, so that every size that the model's code computes still comes out right."""
+        decision = Decision()
+        off = self.off(masks)
+        dead = dead_positions(self.graph, tuple(off))
+        for axis, gone in off.items():
+            exact = gone & dead.get(axis, torch.zeros_like(gone))
+            rest = gone & ~exact
+            if bool(rest.any()):
+                exact |= self._judge(axis, rest, masks, decision)
+            if bool(exact.all()):
+                exact[0] = False
+                decision.refused[axis] = f"all of its {axis.size} rows are off, and one must stay"
+            if bool(exact.any()):
+                decision.removed[axis] = exact
+        self._settle(decision)
+        return decision
+
+    def _settle(self, decision: Decision) -> None:
+        wanted = {axis.atom: axis.size - int(gone.sum()) for axis, gone in decision.removed.items()}
+        settled = settle(self.graph.sizes, wanted)
+        for axis in list(decision.removed):
+            if settled.get(axis.atom, axis.size) != wanted[axis.atom]:
+                del decision.removed[axis]
+                decision.inexact.pop(axis, None)
+                decision.refused[axis] = "the model's code needs it to have the size of others, which keep more rows"
+
+    def _judge(self, axis: Axis, rest: Tensor, masks: Mapping[str, Tensor], decision: Decision) -> Tensor:
+        """Which of the positions that are off, but not zero for all that follows, can go nevertheless."""
+        nothing = torch.zeros_like(rest)
+        if (recurrent := self._recurrent(axis, masks)) is not None:
+            decision.inexact[axis] = recurrent if axis.exact else f"{recurrent}; {axis.why}"
+            return rest
+        reason = axis.why if not axis.exact else self._unreadable(axis)
+        if reason:
+            decision.refused[axis] = reason
+            return nothing
+        silent = self._silent(axis)
+        fits = rest.clone()
+        for site in self._reads(axis):
+            fits &= self._fits(axis, site, silent, decision)
+        if bool((rest & ~fits).any()):
+            decision.refused.setdefault(axis, "something that is not masked still feeds these channels")
+        carried = fits & silent & ~self._zero(axis)
+        if bool(carried.any()):
+            decision.dropped[axis] = carried
+            decision.inexact[axis] = (
+                "the activation of zero is not zero, and is not carried on for rows that are off with their bias"
+            )
+        return fits
+
+    def _reads(self, axis: Axis) -> list[Site]:
+        return [site for site in axis.sites if site in self.roles.reads]
+
+    def _unreadable(self, axis: Axis) -> str | None:
+        """Why a constant could not be taken over by all that reads an axis."""
+        if axis.atom in self.roles.mixed:
+            return "its channels are not zero, and more than the weights of layers reads them"
+        for site in self._reads(axis):
+            if not is_output(site.tensor) and self.reader(site) is None:
+                return f"its channels are not zero, and {inner(site.tensor)} cannot take a constant into a bias"
+        return None
+
+    def _fits(self, axis: Axis, site: Site, silent: Tensor, decision: Decision) -> Tensor:
+        """Which positions leave nothing but a constant in a reader, that its bias can stand for."""
+        layout = self.graph.layouts[site.tensor][site.dim]
+        if site.tensor not in self.spans:
+            return torch.zeros(axis.size, dtype=torch.bool)
+        constant = all_of(layout, axis, self._constant[site.tensor])
+        module = None if is_output(site.tensor) else self.reader(site)
+        if module is None or not _pads_with_zeros(module):
+            return constant
+        zero = all_of(layout, axis, (self.spans[site.tensor].low == 0).cpu())
+        unbiased = silent if not self._biased(axis) else torch.zeros_like(silent)
+        if bool((constant & ~zero & ~unbiased).any()):
+            decision.refused[axis] = (
+                f"its channels are constant, but not zero, and {inner(site.tensor)} reads zeros beyond their border"
+            )
+        return constant & (zero | unbiased)
+
+    # what makes a position -------------------------------------------------------------------------------------
+
+    @cached_property
+    def _tensors(self) -> dict[str, Tensor]:
+        return dict(named_tensors(self.opened))
+
+    def _makes(self, axis: Axis) -> list[Site]:
+        return [site for site in axis.sites if site not in self.roles.reads]
+
+    def _silent(self, axis: Axis) -> Tensor:
+        """The positions for which every tensor that makes them is zero."""
+        silent = torch.ones(axis.size, dtype=torch.bool)
+        for site in self._makes(axis):
+            tensor = self._tensors[site.tensor]
+            zero = tensor.movedim(site.dim, 0).reshape(tensor.shape[site.dim], -1).eq(0).all(1).cpu()
+            silent &= all_of(self.graph.layouts[site.tensor][site.dim], axis, zero)
+        return silent
+
+    def _zero(self, axis: Axis) -> Tensor:
+        """The positions at which everything that reads them reads zero, or that end in an output."""
+        zero = torch.ones(axis.size, dtype=torch.bool)
+        for site in self._reads(axis):
+            if not is_output(site.tensor):
+                span = self.spans[site.tensor]
+                zero &= all_of(self.graph.layouts[site.tensor][site.dim], axis, (span.low == 0).cpu())
+        return zero
+
+    def _biased(self, axis: Axis) -> bool:
+        return any(site.tensor.endswith("bias") for site in self._makes(axis))
+
+    def _recurrent(self, axis: Axis, masks: Mapping[str, Tensor]) -> str | None:
+        """For the hidden units of a recurrent layer that nothing else makes: what is not exact about removing them."""
+        matrices = [site.tensor for site in self._makes(axis) if self._tensors[site.tensor].dim() > 1]
+        owners = {name.rpartition(".")[0] for name in matrices}
+        modules = [self.modules[owner] for owner in owners]
+        if len(modules) != 1 or not isinstance(modules[0], nn.RNNBase) or not all(name in masks for name in matrices):
+            return None
+        return "its masked hidden units still move by their biases, or by what their gates were joined with"
+
+    # the result ------------------------------------------------------------------------------------------------
+
+    def leftover(self, masks: Mapping[str, Tensor], decision: Decision) -> dict[str, str]:
+        """For each masked tensor with rows that are off but stay, the reason."""
+        kept = {axis.atom: (~gone).numpy() for axis, gone in decision.removed.items()}
+        found = {}
+        for name, mask in masks.items():
+            layout = self.graph.layouts[name][0]
+            stays = torch.from_numpy(np.ascontiguousarray(keep_mask(layout, kept))) & ~mask
+            if bool(stays.any()):
+                found[name] = f"{int(stays.sum())} of {len(mask)} rows: {self._why(layout, decision)}"
+        return found
+
+    def _why(self, layout: Layout, decision: Decision) -> str:
+        here = [axis for axis in self.graph.axes if any(True for _ in places(layout, axis))]
+        if not here:
+            return why_fixed(layout)
+        reasons = [decision.refused[axis] for axis in here if axis in decision.refused]
+        return reasons[0] if reasons else f"they are tied to rows that are not off, along {inner(here[0].name)}"
+
+
+def _pads_with_zeros(module: nn.Module) -> bool:
+    if not isinstance(module, _ConvNd) or module.padding_mode != "zeros":
+        return False
+    if isinstance(module.padding, str):
+        return module.padding == "same" and any(side > 1 for side in module.kernel_size)
+    return any(module.padding)
