@@ -8,9 +8,9 @@ import pytest
 import torch
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
-from zoo.architectures import build
 
 import secateur as sec
+from zoo.architectures import build
 
 
 def attention_flops(query: Any, key: Any, value: Any, *_: Any, out_shape: Any = None, **__: Any) -> int:

@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 import torch
-from oracle import Net
 from torch import Tensor, nn
-from zoo.architectures import build
 
 import secateur as sec
+from oracle import Net
+from zoo.architectures import build
 
 
 def by_division() -> Net:

@@ -85,7 +85,7 @@ def test_an_unreachable_budget_says_what_can_be_reached(graph: sec.Graph) -> Non
     least = sec.plan(graph, sec.Ratio(0.999)).macs
     assert lowest == pytest.approx(least.after / least.before, abs=1e-3)
     sec.plan(graph, sec.Macs(lowest + 0.001))
-    with pytest.raises(sec.PlanError, match="cannot be reached: the lowest is 1.000"):
+    with pytest.raises(sec.PlanError, match=r"cannot be reached: the lowest is 1\.000"):
         sec.plan(graph, sec.Params(0.5), protect=["*"])
 
 

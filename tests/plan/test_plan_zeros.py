@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 import torch
-from oracle import Net, difference, outputs, randomised, weight
 from torch import Tensor, nn
 from torch.ao.pruning._experimental.pruner import FakeStructuredSparsity
 from torch.nn.utils import parametrize
 from torch.nn.utils import prune as torch_prune
 
 import secateur as sec
+from oracle import Net, difference, outputs, randomised, weight
 from secateur import prune
 
 X = torch.randn(3, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(0))

@@ -16,7 +16,8 @@ def tensor_state(tensor: Tensor | None) -> Any:
     grad = None if tensor.grad is None else (id(tensor.grad), tensor.grad.flatten().tolist())
     hooks = [list(found or {}) for found in (tensor._backward_hooks, tensor._post_accumulate_grad_hooks)]
     extra = {key: id(value) for key, value in vars(tensor).items()} if isinstance(tensor, nn.Parameter) else {}
-    return (id(tensor), tuple(tensor.shape), tensor.stride(), tensor.dtype, tensor.requires_grad, bits, grad, hooks, extra)
+    kind = (tuple(tensor.shape), tensor.stride(), tensor.dtype, tensor.requires_grad)
+    return (id(tensor), kind, bits, grad, hooks, extra)
 
 
 def model_state(model: nn.Module) -> Any:
@@ -28,9 +29,7 @@ def model_state(model: nn.Module) -> Any:
             for key, value in module.__dict__.items()
             if key not in ("_parameters", "_buffers", "_modules")
         }
-        tensors = {
-            key: tensor_state(tensor) for key, tensor in (*module._parameters.items(), *module._buffers.items())
-        }
+        tensors = {key: tensor_state(tensor) for key, tensor in (*module._parameters.items(), *module._buffers.items())}
         children = [(key, id(child)) for key, child in module._modules.items()]
         found.append((name, type(module), module.training, plain, tensors, children))
     return found

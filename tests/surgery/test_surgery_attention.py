@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 import torch
-from oracle import Net, difference, outputs, randomised, zeroed
 from torch import Tensor, nn
 
 import secateur as sec
+from oracle import Net, difference, outputs, randomised, zeroed
 from secateur.nn import MultiheadAttention
 
 TOKENS = torch.randn(2, 5, 8, dtype=torch.float64, generator=torch.Generator().manual_seed(0))

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 import torch
-from oracle import Net
 from torch import nn
 
 import secateur as sec
+from oracle import Net
 
 
 def cut(net: nn.Module, example: object, ratio: float = 0.5) -> nn.Module:
@@ -15,7 +15,8 @@ def cut(net: nn.Module, example: object, ratio: float = 0.5) -> nn.Module:
 
 
 def test_linear_and_norms() -> None:
-    net = nn.Sequential(nn.Linear(4, 8), nn.LayerNorm(8), nn.BatchNorm1d(8), nn.PReLU(8), nn.RMSNorm(8), nn.Linear(8, 2))
+    norms = (nn.LayerNorm(8), nn.BatchNorm1d(8), nn.PReLU(8), nn.RMSNorm(8))
+    net = nn.Sequential(nn.Linear(4, 8), *norms, nn.Linear(8, 2))
     cut(net, torch.randn(3, 4))
     assert (net[0].in_features, net[0].out_features) == (4, 4)
     assert net[1].normalized_shape == (4,)
@@ -53,9 +54,8 @@ def test_grouped_convolution() -> None:
 
 @pytest.mark.parametrize(("kind", "gates"), [(nn.LSTM, 4), (nn.GRU, 3), (nn.RNN, 1)])
 def test_recurrent(kind: type[nn.RNNBase], gates: int) -> None:
-    net = Net(
-        lambda n, x: n.out(n.rnn(n.first(x))[0]), first=nn.Linear(3, 8), rnn=kind(8, 6, 2, batch_first=True), out=nn.Linear(6, 2)
-    )  # fmt: skip
+    parts = {"first": nn.Linear(3, 8), "rnn": kind(8, 6, 2, batch_first=True), "out": nn.Linear(6, 2)}
+    net = Net(lambda n, x: n.out(n.rnn(n.first(x))[0]), **parts)
     cut(net, torch.randn(2, 5, 3))
     assert (net.rnn.input_size, net.rnn.hidden_size) == (4, 3)
     assert net.rnn.weight_hh_l1.shape == (gates * 3, 3)
@@ -63,9 +63,8 @@ def test_recurrent(kind: type[nn.RNNBase], gates: int) -> None:
 
 
 def test_recurrent_cell_and_embedding() -> None:
-    net = Net(
-        lambda n, i: n.out(n.cell(n.embedding(i))), embedding=nn.Embedding(9, 8), cell=nn.GRUCell(8, 6), out=nn.Linear(6, 2)
-    )  # fmt: skip
+    parts = {"embedding": nn.Embedding(9, 8), "cell": nn.GRUCell(8, 6), "out": nn.Linear(6, 2)}
+    net = Net(lambda n, i: n.out(n.cell(n.embedding(i))), **parts)
     cut(net, torch.randint(0, 9, (4,)))
     assert (net.embedding.num_embeddings, net.embedding.embedding_dim) == (9, 4)
     assert (net.cell.input_size, net.cell.hidden_size) == (4, 3)
@@ -98,8 +97,7 @@ def test_attention_of_ones_own_with_a_config() -> None:
     assert net.qkv.out_features == 3 * 2 * 1
 
 
-def test_a_config_that_two_models_share_is_not_rewritten_behind_the_other() -> None:
-    """Two layers that share one number cut it together; the number fits both."""
+def test_a_number_that_two_layers_share_fits_both() -> None:
 
     class Shared(nn.Module):
         def __init__(self) -> None:

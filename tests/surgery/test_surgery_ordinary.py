@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from oracle import difference, outputs, randomised, zeroed
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 import secateur as sec
+from oracle import difference, outputs, randomised, zeroed
 
 
 class Small(nn.Module):
@@ -104,7 +104,8 @@ def test_it_compiles(small: Small) -> None:
 def test_it_exports(small: Small) -> None:
     exported = torch.export.export(small, (X,))
     assert torch.allclose(exported.module()(X), small(X), atol=1e-6)
-    assert {tuple(t.shape) for t in exported.state_dict.values()} == {tuple(t.shape) for t in small.state_dict().values()}
+    shapes = {name: tuple(tensor.shape) for name, tensor in small.state_dict().items()}
+    assert {name: tuple(tensor.shape) for name, tensor in exported.state_dict.items()} == shapes
 
 
 def test_it_scripts_no_worse_than_before() -> None:

@@ -7,12 +7,12 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from oracle import Net, difference, outputs, randomised, zeroed
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 from torch.nn.utils import prune as torch_prune
 
 import secateur as sec
+from oracle import Net, difference, outputs, randomised, zeroed
 from secateur import prune
 
 

@@ -6,12 +6,12 @@ from dataclasses import replace
 
 import pytest
 import torch
-from surgery.state import everything
 from torch import Tensor, nn
-from verify.planted import Fault, attribute, roll, scale, swap_rows
 
 import secateur as sec
 from secateur.surgery.cut import Cut
+from surgery.state import everything
+from verify.planted import Fault, attribute, roll, scale, swap_rows
 
 X = torch.randn(2, 3, 6, 6, generator=torch.Generator().manual_seed(0))
 

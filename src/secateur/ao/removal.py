@@ -11,7 +11,7 @@ from secateur.ao.example import call_of, stop_recording
 from secateur.ao.fold import Folds
 from secateur.ao.gates import Layer, align, masked_layers
 from secateur.ao.opened import Call, Opened, inner, is_output, outer, precise_run, run
-from secateur.ao.parametrization import FakeStructuredSparsity, find_mask, module_contains_param
+from secateur.ao.parametrization import FakeStructuredSparsity, find_mask, module_contains_param, unmasked
 from secateur.ao.patterns import apply_patterns
 from secateur.ao.survey import Decision, Survey
 from secateur.ao.undo import all_or_nothing
@@ -65,8 +65,8 @@ def remove(pruner: "BaseStructuredSparsifier", example: Any = None, strict: bool
 def _check_ready(pruner: "BaseStructuredSparsifier") -> None:
     modules = dict(pruner.model.named_modules(remove_duplicate=False))
     for group in pruner.groups:
-        name, module = group["tensor_fqn"], group["module"]
-        if module is None or modules.get(group["module_fqn"]) is not module:
+        name, module = group["tensor_fqn"], modules.get(group["module_fqn"])
+        if module is None or module is not group["module"]:
             raise SparsifierValueError(
                 f"{name}: the model has another module there than when it was prepared; prepare it again"
             )
@@ -76,7 +76,7 @@ def _check_ready(pruner: "BaseStructuredSparsifier") -> None:
                 f"{name}: carries no mask, so there are no rows to remove; call prepare() before prune(), "
                 "and prune() once"
             )
-        rows = module.parametrizations[group["tensor_name"]].original.shape[:1]
+        rows = unmasked(module, group["tensor_name"]).shape[:1]
         if mask.shape != rows:
             raise SparsifierValueError(
                 f"{name}: the mask is {tuple(mask.shape)} and the tensor has {rows[0]} rows; give one value per row"

@@ -66,7 +66,7 @@ def refresh(model: nn.Module) -> None:
 def _recompute(module: nn.Module) -> None:
     """A weight that a hook computes before each forward (from a mask, from length and direction) is computed anew."""
     for hook in module._forward_pre_hooks.values():
-        name = getattr(hook, "_tensor_name", getattr(hook, "name", None))
+        name = str(getattr(hook, "_tensor_name", getattr(hook, "name", "")))
         made_of = (f"{name}_orig", f"{name}_g")
         if isinstance(module.__dict__.get(name), Tensor) and any(key in module._parameters for key in made_of):
             mode, module.training = module.training, False  # spectral norm takes a step when training
