@@ -20,14 +20,20 @@ from fuzz import image_blocks, networks, sequence_blocks
 from oracle import difference, outputs, randomised, zeroed
 
 COUNT = int(os.environ.get("SECATEUR_FUZZ", "0"))
-FEW = settings(
-    max_examples=COUNT or 100,
-    deadline=None,
-    derandomize=not COUNT,
-    database=None,
-    suppress_health_check=list(HealthCheck),
-    phases=[Phase.generate, Phase.shrink],
-)
+
+
+def few(count: int) -> settings:
+    """That many examples, the same ones every time; or as many new ones as were asked for."""
+    return settings(
+        max_examples=COUNT or count,
+        deadline=None,
+        derandomize=not COUNT,
+        database=None,
+        suppress_health_check=list(HealthCheck),
+        phases=[Phase.generate, Phase.shrink],
+    )
+
+
 KNOB = st.integers(0, 59)
 
 
@@ -111,25 +117,25 @@ def trains(small: nn.Module, example: Any) -> None:
     assert first.grad.shape == first.shape
 
 
-@FEW
+@few(100)
 @given(stem=KNOB, body=blocks(image_blocks), head=KNOB, cut=CUTS)
 def test_image_networks(stem: int, body: Any, head: int, cut: dict[str, Any]) -> None:
     check("image", stem, body, head, cut)
 
 
-@FEW
+@few(100)
 @given(stem=KNOB, body=blocks(sequence_blocks), head=KNOB, cut=CUTS)
 def test_sequence_networks(stem: int, body: Any, head: int, cut: dict[str, Any]) -> None:
     check("sequence", stem, body, head, cut)
 
 
-@FEW
+@few(50)
 @given(stem=KNOB, body=blocks(image_blocks), head=KNOB, cut=CUTS)
 def test_zeros_in_image_networks(stem: int, body: Any, head: int, cut: dict[str, Any]) -> None:
     check_zeros("image", stem, body, head, cut)
 
 
-@FEW
+@few(50)
 @given(stem=KNOB, body=blocks(sequence_blocks), head=KNOB, cut=CUTS)
 def test_zeros_in_sequence_networks(stem: int, body: Any, head: int, cut: dict[str, Any]) -> None:
     check_zeros("sequence", stem, body, head, cut)

@@ -21,7 +21,7 @@ from secateur.io import load, save
 class Options:
     """What a model's configuration may look like."""
 
-    limit = 7
+    limit = 16
 
     def __init__(self) -> None:
         self.width = 16
@@ -41,7 +41,7 @@ class Net(nn.Module):
         self.note = "text"
         self.kind = Options
         self.function = len
-        self.others = [nn.Linear(2, 2)]
+        self.others = [nn.Linear(16, 16)]
         self.offset = torch.zeros(16)
         self.embed = nn.Embedding(8, 8)
         self.up = nn.Linear(8, 16)

@@ -112,7 +112,6 @@ def test_a_key_that_json_lacks_is_refused_by_name():
         [torch.randn(1), [True, ()]],
         {},
     ],
-    ids=repr,
 )
 def test_an_example_is_made_anew_in_its_likeness(example):
     def same(a, b):
@@ -150,7 +149,6 @@ def test_an_example_is_made_anew_in_its_likeness(example):
         2**70,
         torch.empty(2**28, device="meta"),
     ],
-    ids=str,
 )
 def test_an_example_without_a_recipe_is_left_out(example):
     assert recipe(example) is None

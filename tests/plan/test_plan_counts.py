@@ -34,7 +34,7 @@ def test_every_size_comes_out_right_after_a_cut(ratio: float) -> None:
     assert net(x).shape == (2, 5, 8)
 
 
-@pytest.mark.parametrize("name", ["timm cait_xxs24_224", "transformers bart"])
+@pytest.mark.parametrize("name", ["timm cait_xxs24_224", "torchvision swin_t", "transformers bart"])
 @pytest.mark.parametrize("target", [sec.Ratio(0.5), sec.Ratio(0.3), sec.Params(0.6)], ids=str)
 def test_real_models_whose_code_divides_widths(name: str, target: Any) -> None:
     model, example = build(name)
@@ -47,4 +47,4 @@ def test_real_models_whose_code_divides_widths(name: str, target: Any) -> None:
     assert all(graph.sizes.holds(constraint, counts) for constraint in graph.constraints)
     assert plan.params.after < plan.params.before
     if isinstance(target, sec.Params):
-        assert plan.params.after <= 0.6 * plan.params.before
+        assert 0.59 <= plan.params.after / plan.params.before <= 0.6

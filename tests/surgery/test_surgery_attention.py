@@ -84,6 +84,18 @@ def test_key_and_value_widths_of_their_own() -> None:
     assert difference(outputs(small, TOKENS), outputs(zeroed(net, plan.kept), TOKENS)) < 1e-12
 
 
+def test_an_input_narrower_than_the_output() -> None:
+    """Only what feeds the attention is cut: torch's module would insist on its full width."""
+    net = randomised(nn.Sequential(nn.Linear(8, 8), attending(batch_first=True)))
+    small = copy.deepcopy(net)
+    graph = sec.trace(small, TOKENS)
+    plan = sec.plan(graph, sec.Ratio({"0 features": 0.5}))
+    sec.apply(small, plan)
+    assert small[1].attention.in_proj_weight.shape == (24, 4)
+    assert small[1].attention.out_proj.weight.shape == (8, 8)
+    assert difference(outputs(small, TOKENS), outputs(zeroed(net, plan.kept), TOKENS)) < 1e-12
+
+
 def test_masks_and_shown_weights_have_the_right_heads() -> None:
     attention = nn.MultiheadAttention(8, 4, batch_first=True)
     mask = torch.ones(5, 5, dtype=torch.bool).triu(1)

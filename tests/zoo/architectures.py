@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import warnings
 from pathlib import Path
@@ -110,6 +111,7 @@ def _shrink(config: Any) -> None:
         for key in names.split():
             now = getattr(config, key, None)
             if isinstance(now, int) and not isinstance(now, bool):
-                setattr(config, key, value)
+                with contextlib.suppress(AttributeError, NotImplementedError):  # derived from another setting
+                    setattr(config, key, value)
     if "layer_types" in config.__dict__ and config.layer_types:
         config.layer_types = config.layer_types[:2]

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_map
+from torch.utils._pytree import tree_leaves, tree_map
 
 from secateur.ao.opened import Call
 from secateur.errors import SparsifierValueError
@@ -68,7 +68,8 @@ def call_of(model: nn.Module, example: Any = None) -> Call:
     device = next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
     for how in recipes:
         if how is not None:
-            return tree_map(lambda item: item.to(device) if isinstance(item, Tensor) else item, made(how))
+            whole: Call = tree_map(lambda item: item.to(device) if isinstance(item, Tensor) else item, made(how))
+            return next((small for small in _first_two(whole) if _runs(model, small)), whole)
     for _, tensor in zip(range(_TRIES), _suggestions(model), strict=False):
         call: Call = ((tensor.to(device),), {})
         if _runs(model, call):
@@ -77,6 +78,14 @@ def call_of(model: nn.Module, example: Any = None) -> Call:
         f"prune: no input is known that {type(model).__name__} runs on; run it once between prepare() and prune(), "
         "or pass an input as prune(example=...): a tensor, a tuple of arguments or a dict of keyword arguments"
     )
+
+
+def _first_two(call: Call) -> Iterator[Call]:
+    """The call with two samples instead of a whole batch, if its tensors agree on a batch size."""
+    tensors = [item for item in tree_leaves(call) if isinstance(item, Tensor)]
+    sizes = {tensor.shape[:1] for tensor in tensors}
+    if len(sizes) == 1 and max(sizes) > (2,):
+        yield tree_map(lambda item: item[:2] if isinstance(item, Tensor) else item, call)
 
 
 def _runs(model: nn.Module, call: Call) -> bool:

@@ -12,28 +12,35 @@ class Folds:
     """What each reader's bias gains, computed from the full-size model."""
 
     def __init__(self, survey: Survey, decision: Decision) -> None:
-        self._gains: dict[str, tuple[nn.Module, Tensor]] = {}
+        self._modules = survey.modules
+        self._gains: dict[str, Tensor] = {}
         for name, columns in _columns(survey, decision).items():
-            module = survey.modules[name.rpartition(".")[0]]
-            gain = _gain(module, survey.spans[name].low, columns)
+            gain = _gain(self._weight(name), survey.spans[name].low, columns)
             if bool(gain.any()):
-                self._gains[name] = (module, gain)
+                self._gains[name] = gain
+
+    def _weight(self, name: str) -> nn.Parameter:
+        owner, _, key = name.rpartition(".")
+        weight = self._modules[owner]._parameters[key]
+        assert weight is not None
+        return weight
 
     @property
     def dtypes(self) -> set[torch.dtype]:
         """Of the biases that change."""
-        return {module.weight.dtype for module, _ in self._gains.values()}  # type: ignore[misc]
+        return {self._weight(name).dtype for name in self._gains}
 
     def carry_out(self, plan: Plan) -> None:
         """Give every reader, cut by the plan, its new bias."""
-        for name, (module, gain) in self._gains.items():
+        for name, gain in self._gains.items():
             rows = plan.kept.get(name, {}).get(0)
             gain = gain if rows is None else gain[list(rows)]
-            weight, old = module._parameters["weight"], module._parameters["bias"]
+            owner, _, key = name.rpartition(".")
+            module, key = self._modules[owner], key.replace("weight", "bias", 1)
+            old = module._parameters[key]
             total = gain if old is None else old.detach().to(gain) + gain
-            like = weight if old is None else old
-            assert like is not None
-            module.bias = nn.Parameter(total.to(like.dtype), requires_grad=like.requires_grad)
+            like = self._weight(name) if old is None else old
+            setattr(module, key, nn.Parameter(total.to(like.dtype), requires_grad=like.requires_grad))
 
 
 def _columns(survey: Survey, decision: Decision) -> dict[str, Tensor]:
@@ -51,8 +58,9 @@ def _columns(survey: Survey, decision: Decision) -> dict[str, Tensor]:
     return found
 
 
-def _gain(module: nn.Module, values: Tensor, columns: Tensor) -> Tensor:
-    weight: Tensor = module.weight  # type: ignore[assignment]
-    taps = weight.detach().to(values.dtype).flatten(2).sum(2) if weight.dim() > 2 else weight.detach().to(values.dtype)
+def _gain(weight: Tensor, values: Tensor, columns: Tensor) -> Tensor:
+    """What a layer makes of columns that hold constants; every tap of a kernel sees the same one."""
+    taps = weight.detach().to(values.dtype)
+    taps = taps.flatten(2).sum(2) if taps.dim() > 2 else taps
     columns = columns.to(values.device)
     return taps[:, columns] @ values[columns]

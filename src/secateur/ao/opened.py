@@ -1,12 +1,14 @@
 """A model whose outputs are read like any layer, and what its layers read while it runs."""
 
-from collections.abc import Callable, Mapping, Sequence
+import zlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.utils.rnn import PackedSequence
 from torch.utils._pytree import tree_map
 
 from secateur.errors import SparsifierValueError
@@ -34,14 +36,30 @@ class Opened(nn.Module):
     def __init__(self, model: nn.Module, made: Sequence[Tensor]) -> None:
         super().__init__()
         self.model = model
-        for i, out in enumerate(made):
+        self._stacked = frozenset(_stacked(model, made))
+        for i, out in enumerate(self.pieces(made)):
             if out.is_floating_point():
                 self.register_parameter(f"output{i}", nn.Parameter(torch.randn(out.numel(), device=out.device)))
 
     def forward(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Tensor]:
-        made = tensors_in(self.model(*args, **kwargs))
+        made = self.pieces(self.model(*args, **kwargs))
         weights = ((out, self._parameters.get(f"output{i}")) for i, out in enumerate(made))
         return [out if weight is None else out.flatten() @ weight.to(out.dtype) for out, weight in weights]
+
+    def pieces(self, output: Any) -> list[Tensor]:
+        """The tensors of an output; the states of a recurrent module layer by layer, since each has its own units."""
+        rows = dict(self._stacked)
+        made = enumerate(tensors_in(output))
+        return [piece for i, out in made for piece in ([out[r] for r in range(rows[i])] if i in rows else [out])]
+
+
+def _stacked(model: nn.Module, made: Sequence[Tensor]) -> Iterator[tuple[int, int]]:
+    """Which outputs look like the stacked states of a recurrent module of the model, and of how many layers."""
+    recurrent = [module for module in model.modules() if isinstance(module, nn.RNNBase)]
+    counts = {module.num_layers * (2 if module.bidirectional else 1) for module in recurrent} - {1}
+    for i, out in enumerate(made):
+        if out.dim() in (2, 3) and out.shape[0] in counts:
+            yield i, out.shape[0]
 
 
 def inner(name: str) -> str:
@@ -104,13 +122,12 @@ def varied(call: Call, seed: int) -> Call:
     return tree_map(vary, call)
 
 
-def flipped(model: nn.Module, seed: int) -> Change:
-    """A change of every parameter's signs: of a matrix at random, of a vector all.
+def flipped(model: nn.Module) -> Change:
+    """A change of every parameter's signs: of a matrix at random, but always alike, of a vector all.
 
     What is zero stays so, and a channel that no input reaches with the present signs, by a bias that keeps its
     activation at zero, is reached with others.
     """
-    generator = torch.Generator().manual_seed(seed)
     names = {name for name, _ in model.named_parameters(remove_duplicate=False)}
 
     def change(name: str, tensor: Tensor) -> Tensor:
@@ -118,6 +135,7 @@ def flipped(model: nn.Module, seed: int) -> Change:
             return tensor
         if tensor.dim() < 2:
             return -tensor
+        generator = torch.Generator().manual_seed(zlib.crc32(name.encode()))
         signs = torch.randint(0, 2, tensor.shape, generator=generator).mul_(2).sub_(1)
         return tensor * signs.to(tensor)
 
@@ -153,7 +171,7 @@ def observe(
 
     def leave(name: str, out: Any) -> None:
         if name == _INNER.removesuffix("."):
-            for i, tensor in enumerate(tensors_in(out)):
+            for i, tensor in enumerate(opened.pieces(out)):
                 add(f"output{i}", tensor.reshape(1, -1))
 
     def enter(name: str) -> Callable[..., None]:
@@ -171,7 +189,9 @@ def _same(_: str, tensor: Tensor) -> Tensor:
     return tensor
 
 
-def _rows(module: nn.Module, x: Tensor) -> Tensor:
+def _rows(module: nn.Module, x: Tensor | PackedSequence) -> Tensor:
     """What a layer reads, as a matrix with one column for each of its input channels."""
+    if isinstance(x, PackedSequence):
+        return x.data
     channels = -len(getattr(module, "kernel_size", ())) - 1
     return x.movedim(channels, -1).reshape(-1, x.shape[channels])

@@ -1,6 +1,6 @@
 """Removing the rows that a structured pruner has masked."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from secateur.ao.example import call_of, stop_recording
 from secateur.ao.fold import Folds
+from secateur.ao.fqn import module_to_fqn
 from secateur.ao.gates import Layer, align, masked_layers
 from secateur.ao.opened import Call, Opened, inner, is_output, outer, precise_run, run
 from secateur.ao.parametrization import FakeStructuredSparsity, find_mask, module_contains_param, unmasked
@@ -19,7 +20,7 @@ from secateur.apply import remember
 from secateur.errors import SparsifierRuntimeError, SparsifierValueError, VerifyError
 from secateur.plan.plan import Change, Plan, make_plan
 from secateur.surgery import Cut
-from secateur.trace import trace
+from secateur.trace import Graph, trace
 from secateur.verify.oracle import check, distance, expected
 
 if TYPE_CHECKING:
@@ -54,7 +55,8 @@ def remove(pruner: "BaseStructuredSparsifier", example: Any = None, strict: bool
         for group in pruner.groups:
             mask = find_mask(group["module"], group["tensor_name"])
             if mask is not None:
-                masks[group["tensor_fqn"]] = mask.detach().ne(0).cpu().clone()
+                name = f"{module_to_fqn(model, group['module'])}.{group['tensor_name']}".removeprefix(".")
+                masks[name] = mask.detach().ne(0).cpu().clone()
                 pruner._make_final(group)
         call = call_of(model, example) if any(not bool(mask.all()) for mask in masks.values()) else None
         if not any(module_contains_param(module, FakeStructuredSparsity) for module in model.modules()):
@@ -88,35 +90,37 @@ class _Operation:
 
     def __init__(self, model: nn.Module, masks: Mapping[str, Tensor], call: Call) -> None:
         self.model, self.call = model, call
-        self.before, self.dtype = precise_run(model, call)
-        self.opened = Opened(model, self.before)
-        self.survey = Survey(self.opened, trace(self.opened, call), call, self.dtype)
+        made, self.dtype = precise_run(model, call)
+        self.opened = Opened(model, made)
+        self.before = self.opened.pieces(made)
+        self.graph = trace(self.opened, call)
         self.masks = {outer(name): mask for name, mask in masks.items()}
-        self.asked = dict(self.masks)
 
     def carry_out(self, strict: bool) -> Removal:
-        decision, left = self._decide()
+        survey, decision, left = self._decide()
         chosen = {axis: (~gone).nonzero().flatten() for axis, gone in decision.removed.items()}
-        plan = make_plan(self.survey.graph, chosen)
+        plan = make_plan(self.graph, chosen)
         removal = self._report(plan, decision, left)
         if strict and (removal.kept_masked or removal.inexact):
             raise SparsifierRuntimeError(_complaint(removal))
         if plan.axes:
-            self._cut(plan, decision)
+            self._cut(plan, Folds(survey, decision), exact=not decision.inexact)
         return removal
 
-    def _decide(self) -> tuple[Decision, dict[str, str]]:
+    def _decide(self) -> tuple[Survey, Decision, dict[str, str]]:
         """Join the gates of recurrent layers, as far as the units so made can then really go."""
         layers = masked_layers(self.opened, self.masks)
         while True:
             held = {layer: [p.data for part in ("ih", "hh") for _, p in layer.tensors(part)] for layer in layers}
             moved = {layer: masks for layer in layers if (masks := align(layer, self.masks)) is not None}
             masks = {**self.masks, **{name: mask for made in moved.values() for name, mask in made.items()}}
-            decision = self.survey.decide(masks)
-            left = self.survey.leftover(masks, decision)
+            survey = Survey(self.opened, self.graph, self.call, self.dtype)
+            decision = survey.decide(masks)
+            left = survey.leftover(masks, decision)
             stuck = [layer for layer in moved if any(name in left for name in layer.matrices())]
             if not stuck:
-                return decision, left
+                _note_joined(moved, decision)
+                return survey, decision, left
             for layer in moved:
                 _put_back(layer, held[layer])
             layers = [layer for layer in layers if layer not in stuck]
@@ -132,9 +136,8 @@ class _Operation:
         }
         return Removal(removed, tuple((inner(name), why) for name, why in left.items()), tuple(inexact.items()))
 
-    def _cut(self, plan: Plan, decision: Decision) -> None:
-        folds = Folds(self.survey, decision)
-        want = expected(self.opened, plan, self.call) if decision.inexact else None
+    def _cut(self, plan: Plan, folds: Folds, exact: bool) -> None:
+        want = None if exact else expected(self.opened, plan, self.call)
         cut = Cut(self.opened, plan)
         try:
             if want is not None:
@@ -142,7 +145,7 @@ class _Operation:
             folds.carry_out(plan)
             if want is None:
                 self._compare(plan, folds)
-            remember(self.model, _of_the_model(plan))
+            remember(self.model, _of_the_model(plan, self.graph))
         except BaseException:
             cut.undo()
             raise
@@ -150,7 +153,8 @@ class _Operation:
     def _compare(self, plan: Plan, folds: Folds) -> None:
         """The pruned model must put out what the masked one did, as far as its outputs are still there."""
         tolerance = max((_TOLERANCE.get(dtype, 2e-2) for dtype in (self.dtype, *folds.dtypes)), default=0.0)
-        for i, (want, got) in enumerate(zip(self.before, run(self.model, self.call, self.dtype), strict=True)):
+        after = self.opened.pieces(run(self.model, self.call, self.dtype))
+        for i, (want, got) in enumerate(zip(self.before, after, strict=True)):
             kept = plan.kept.get(f"output{i}", {}).get(0)
             flat = want.flatten() if kept is None else want.flatten()[list(kept)]
             if not (difference := distance(flat, got.flatten())) <= tolerance:
@@ -159,6 +163,13 @@ class _Operation:
                     "masked one. The model is as it was. Please report this; squash_mask() makes the masks final "
                     "at full size"
                 )
+
+
+def _note_joined(layers: Iterable[Layer], decision: Decision) -> None:
+    names = {name for layer in layers for name in layer.matrices()}
+    for axis in decision.removed:
+        if any(site.tensor in names and site.dim == 0 for site in axis.sites):
+            decision.inexact[axis] = "its gates mask different hidden units, and were joined by position"
 
 
 def _put_back(layer: Layer, held: list[Tensor]) -> None:
@@ -174,13 +185,13 @@ def _complaint(removal: Removal) -> str:
     return f"prune(strict=True): not every masked row can be removed exactly. {some}{more}"
 
 
-def _of_the_model(plan: Plan) -> Plan:
+def _of_the_model(plan: Plan, graph: Graph) -> Plan:
     """A plan for the opened model as one for the model itself."""
-    ends = {name: shape[0] for name, shape in plan.shapes.items() if is_output(name)}
-    gone = sum(size - len(plan.kept[name][0]) for name, size in ends.items())
+    sizes = {name: dims[0].size for name, dims in graph.layouts.items() if is_output(name)}
+    left = {name: len(plan.kept[name][0]) if name in plan.kept else size for name, size in sizes.items()}
 
     def without(change: Change, each: int) -> Change:
-        return Change(change.before, change.after + gone * each)
+        return Change(change.before - each * sum(sizes.values()), change.after - each * sum(left.values()))
 
     return replace(
         plan,
@@ -189,8 +200,8 @@ def _of_the_model(plan: Plan) -> Plan:
         shapes={inner(name): shape for name, shape in plan.shapes.items() if not is_output(name)},
         attributes=tuple((_inside(place), was, now) for place, was, now in plan.attributes),
         held=tuple((_inside(place), dims) for place, dims in plan.held),
-        macs=without(plan.macs, 1),
         params=without(plan.params, 1),
+        bytes=without(plan.bytes, 4),
         example=None,
     )
 

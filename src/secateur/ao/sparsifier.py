@@ -219,8 +219,11 @@ class BaseSparsifier(Hooks, abc.ABC):
 
     def _make_final(self, group: Group) -> None:
         """Multiply one mask into its tensor for good."""
+        module = group["module"]
         self._detach_bias(group)
-        parametrize.remove_parametrizations(group["module"], group["tensor_name"], leave_parametrized=True)
+        parametrize.remove_parametrizations(module, group["tensor_name"], leave_parametrized=True)
+        if isinstance(module, nn.RNNBase):
+            module._init_flat_weights()  # its list of weights would hold the masked copy until the next forward
 
     def convert(
         self,

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
 
 from secateur.ao.opened import Call, Opened, Span, flipped, inner, is_output, observe, varied
-from secateur.axes import Layout, keep_mask, positions, why_fixed
+from secateur.axes import Layout, free_atoms, keep_mask, positions, why_fixed
 from secateur.plan.counts import settle
 from secateur.plan.zeros import dead_positions
 from secateur.surgery import named_tensors
@@ -62,14 +62,18 @@ class Survey:
     @cached_property
     def _constant(self) -> dict[str, Tensor]:
         """Which columns of these do not depend on the input, whatever the signs of the parameters."""
-        other = self._observe(flip=True)
-        return {name: (span.constant & other[name].constant).cpu() for name, span in self.spans.items()}
+        other = self._observe(flip=True) if self.spans else {}
+        both = ((name, span, other[name]) for name, span in self.spans.items() if name in other)
+        return {name: (a.constant & b.constant).cpu() for name, a, b in both}
 
     def _observe(self, flip: bool) -> dict[str, Span]:
         sites = (site for axis in self.graph.axes for site in axis.sites if site in self.roles.reads)
         readers = {site.tensor: module for site in sites if (module := self.reader(site)) is not None}
         calls = [varied(self.call, seed) for seed in (1, 2)]
-        return observe(self.opened, calls, readers, self.dtype, flipped(self.opened, 3) if flip else None)
+        try:
+            return observe(self.opened, calls, readers, self.dtype, flipped(self.opened) if flip else None)
+        except Exception:  # the user's forward, on other numbers than it was made for: nothing is known to be constant
+            return {}
 
     def reader(self, site: Site) -> nn.Module | None:
         """The layer that contracts its input with a site and can take a constant into its bias."""
@@ -77,7 +81,8 @@ class Survey:
         module = self.modules[owner]
         called = isinstance(module, nn.Linear) and not isinstance(module, NonDynamicallyQuantizableLinear)
         whole = isinstance(module, _ConvNd) and module.groups == 1
-        return module if (called or whole) and key == "weight" and site.dim == 1 else None
+        first = isinstance(module, nn.RNNBase) and module.bias and key.startswith("weight_ih_l0")
+        return module if (((called or whole) and key == "weight") or first) and site.dim == 1 else None
 
     # what is off -----------------------------------------------------------------------------------------------
 
@@ -123,6 +128,7 @@ class Survey:
         nothing = torch.zeros_like(rest)
         if (recurrent := self._recurrent(axis, masks)) is not None:
             decision.inexact[axis] = recurrent if axis.exact else f"{recurrent}; {axis.why}"
+            decision.dropped[axis] = rest
             return rest
         reason = axis.why if not axis.exact else self._unreadable(axis)
         if reason:
@@ -157,7 +163,7 @@ class Survey:
     def _fits(self, axis: Axis, site: Site, silent: Tensor, decision: Decision) -> Tensor:
         """Which positions leave nothing but a constant in a reader, that its bias can stand for."""
         layout = self.graph.layouts[site.tensor][site.dim]
-        if site.tensor not in self.spans:
+        if site.tensor not in self._constant:
             return torch.zeros(axis.size, dtype=torch.bool)
         constant = all_of(layout, axis, self._constant[site.tensor])
         module = None if is_output(site.tensor) else self.reader(site)
@@ -182,7 +188,8 @@ class Survey:
 
     def _silent(self, axis: Axis) -> Tensor:
         """The positions for which every tensor that makes them is zero."""
-        silent = torch.ones(axis.size, dtype=torch.bool)
+        held = (layout for name in self.graph.places for layout in self.graph.layouts[name])
+        silent = torch.full((axis.size,), not any(axis.atom in free_atoms(layout) for layout in held))
         for site in self._makes(axis):
             tensor = self._tensors[site.tensor]
             zero = tensor.movedim(site.dim, 0).reshape(tensor.shape[site.dim], -1).eq(0).all(1).cpu()
@@ -208,7 +215,7 @@ class Survey:
         modules = [self.modules[owner] for owner in owners]
         if len(modules) != 1 or not isinstance(modules[0], nn.RNNBase) or not all(name in masks for name in matrices):
             return None
-        return "its masked hidden units still move by their biases, or by what their gates were joined with"
+        return "its masked hidden units still move by their biases"
 
     # the result ------------------------------------------------------------------------------------------------
 

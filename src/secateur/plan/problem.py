@@ -14,10 +14,13 @@ from secateur.axes import Atom
 from secateur.errors import PlanError
 from secateur.importance import Context, Importance
 from secateur.plan.cost import CostModel
-from secateur.plan.counts import settle
+from secateur.plan.counts import components, settle
 from secateur.trace.graph import Axis, Graph
 
 Counts = Mapping[Axis, int]
+
+_USED_UP = 0.995  # the part of a budget that is enough
+_HALVINGS = 10  # of the span of ratios in which a group's is looked for
 
 
 def matches(glob: str, axis: Axis) -> bool:
@@ -65,12 +68,30 @@ class Problem:
         """At least one position, a multiple of `round_to` where the axis is that large."""
         return min(-(-max(1, keep) // self.round_to) * self.round_to, axis.size)
 
-    def fill(self, counts: dict[Axis, int], cost: Callable[[Counts], int], budget: float) -> dict[Axis, int]:
-        """Give positions back, cheapest axes last, as long as the budget allows."""
-        tied = {atom for c in self.graph.constraints for atom in self.graph.sizes.atoms_of(c.left, c.right)}
-        for axis in self.axes:
-            if axis.atom in tied or counts[axis] >= axis.size:
-                continue
+    def fit(self, ratio: float, cost: Callable[[Counts], int], budget: float) -> dict[Axis, int]:
+        """The counts at a ratio that fits, with what the budget leaves given back.
+
+        Axes whose counts depend on each other move together, in large steps: each such group goes back as far as it
+        can by itself, then all that depend on no other, until next to nothing is left to give.
+        """
+        ratios = dict.fromkeys(self.axes, ratio)
+        counts = self.counts(ratios.__getitem__)
+        groups = [[self._of_atom[a] for a in atoms if a in self._of_atom] for atoms, _ in components(self.graph.sizes)]
+        tied = {axis for group in groups for axis in group}
+        alone = [axis for axis in self.axes if axis not in tied]
+        for group in (*groups, alone):
+            if cost(counts) >= _USED_UP * budget:
+                break
+            low, high = 0.0, ratio
+            for _ in range(_HALVINGS):
+                middle = (low + high) / 2
+                trial = ratios | dict.fromkeys(group, middle)
+                more = self.counts(trial.__getitem__)
+                if cost(more) <= budget:
+                    high, ratios, counts = middle, trial, more
+                else:
+                    low = middle
+        for axis in alone:
             more = {**counts, axis: min(counts[axis] + self.round_to, axis.size)}
             if cost(more) <= budget:
                 counts = more

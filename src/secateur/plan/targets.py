@@ -94,7 +94,7 @@ class _Budget:
             middle = (low + high) / 2
             fits = cost(problem.counts(_always(middle))) <= budget
             low, high = (low, middle) if fits else (middle, high)
-        return problem.best(problem.fill(problem.counts(_always(high)), cost, budget))
+        return problem.best(problem.fit(high, cost, budget))
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from secateur.axes import free_atoms, positions
 from secateur.trace.graph import Axis, Graph, Site
 from secateur.trace.held import read
-from secateur.trace.roles import Roles
+from secateur.trace.roles import Roles, roles
 
 
 def dead_positions(graph: Graph, axes: tuple[Axis, ...]) -> dict[Axis, Tensor]:
@@ -19,7 +19,7 @@ def dead_positions(graph: Graph, axes: tuple[Axis, ...]) -> dict[Axis, Tensor]:
     Only of exact axes: elsewhere the mere presence of a position changes a statistic.
     """
     effective = dict(effective_tensors(graph))
-    known = Roles(graph)
+    known = roles(graph)
     dead = {axis: _dead(graph, axis, effective, known) for axis in axes if axis.exact}
     return {axis: gone for axis, gone in dead.items() if gone.any()}
 

@@ -7,6 +7,7 @@ import math
 import reprlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -15,6 +16,7 @@ from torch import Tensor, nn
 from secateur.errors import ApplyError, PlanError
 from secateur.nn.attention import MultiheadAttention
 from secateur.plan.plan import Plan
+from secateur.surgery.configs import refresh_configs
 from secateur.surgery.optimizer import OptimizerCut
 from secateur.surgery.readable import refresh
 from secateur.trace.held import Snapshot, Walk, holder, read, write
@@ -82,6 +84,7 @@ class Cut:
             if any(isinstance(m, MultiheadAttention) for m in encoder.modules()):
                 encoder.__dict__["use_nested_tensor"] = False  # only torch's fused kernels can read these
         refresh(self.model)
+        refresh_configs(self.model, plan.shapes)
 
     def _loosen(self, attention: nn.MultiheadAttention, scale: float) -> None:
         """Where torch's attention can no longer express the widths, ours takes its place."""
@@ -143,7 +146,7 @@ def _reached(modules: Mapping[str, nn.Module], place: Place) -> Any:
 def _check_index(name: str, dim: int, index: Sequence[int], shape: Sequence[int]) -> None:
     if not 0 <= dim < len(shape):
         raise PlanError(f"the plan cuts dimension {dim} of {name}, which has {len(shape)}")
-    if not index or any(b <= a for a, b in zip(index, index[1:], strict=False)):
+    if not index or any(b <= a for a, b in pairwise(index)):
         raise PlanError(f"the plan's positions for {name} dim {dim} are not a rising, non-empty list")
     if index[0] < 0 or index[-1] >= shape[dim]:
         raise PlanError(f"the plan keeps position {index[-1]} of {name} dim {dim}, which has {shape[dim]}")

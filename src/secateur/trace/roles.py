@@ -53,3 +53,8 @@ class Roles:
             for i, dim in enumerate(self._graph.layouts[name]):
                 if wanted & set(free_atoms(dim)):
                     yield Site(name, i)
+
+
+def roles(graph: Graph) -> Roles:
+    """Go once through everything that the traced run did with data."""
+    return Roles(graph)
