@@ -141,6 +141,21 @@ def test_squeeze_and_excitation() -> None:
     assert (model.gate.out_channels, model.squeeze.in_channels) == (4, 4)
 
 
+def test_a_product_is_zero_where_one_factor_is() -> None:
+    class Gated(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.gate, self.up, self.down = nn.Linear(4, 6), nn.Linear(4, 6), nn.Linear(6, 4)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.down(F.silu(self.gate(x)) * self.up(x))
+
+    model = Gated()
+    pruner = prune_like_masked(model, {"gate.weight": [0, 1], "up.weight": [1, 2]}, torch.randn(5, 4))
+    assert pruner.kept_masked == ()
+    assert (model.gate.out_features, model.up.out_features, model.down.in_features) == (3, 3, 3)
+
+
 class Attention(nn.Module):
     def __init__(self) -> None:
         super().__init__()

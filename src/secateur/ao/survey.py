@@ -87,25 +87,29 @@ class Survey:
     # what is off -----------------------------------------------------------------------------------------------
 
     def off(self, masks: Mapping[str, Tensor]) -> dict[Axis, Tensor]:
-        """The positions of each axis all of whose rows are off, in every masked tensor that makes it."""
+        """For each axis that masked tensors make, a line for each of them: the positions all of whose rows are off."""
         found = {}
         for axis in self.graph.axes:
             tied = [site for site in axis.sites if site.dim == 0 and site.tensor in masks]
             gone = [all_of(self.graph.layouts[site.tensor][0], axis, ~masks[site.tensor]) for site in tied]
-            if gone and bool((together := torch.stack(gone).all(0)).any()):
-                found[axis] = together
+            if any(bool(line.any()) for line in gone):
+                found[axis] = torch.stack(gone)
         return found
 
     def decide(self, masks: Mapping[str, Tensor]) -> Decision:
-        """What goes, so that every size that the model's code computes still comes out right."""
+        """What goes, so that every size that the model's code computes still comes out right.
+
+        A position is looked at if any masked tensor has it off: what else makes it may be multiplied by that.
+        """
         decision = Decision()
         off = self.off(masks)
         dead = dead_positions(self.graph, tuple(off))
-        for axis, gone in off.items():
+        for axis, lines in off.items():
+            gone = lines.any(0)
             exact = gone & dead.get(axis, torch.zeros_like(gone))
             rest = gone & ~exact
             if bool(rest.any()):
-                exact |= self._judge(axis, rest, masks, decision)
+                exact |= self._judge(axis, rest, rest & lines.all(0), masks, decision)
             if bool(exact.all()):
                 exact[0] = False
                 decision.refused[axis] = f"all of its {axis.size} rows are off, and one must stay"
@@ -123,17 +127,22 @@ class Survey:
                 decision.inexact.pop(axis, None)
                 decision.refused[axis] = "the model's code needs it to have the size of others, which keep more rows"
 
-    def _judge(self, axis: Axis, rest: Tensor, masks: Mapping[str, Tensor], decision: Decision) -> Tensor:
-        """Which of the positions that are off, but not zero for all that follows, can go nevertheless."""
-        nothing = torch.zeros_like(rest)
-        if (recurrent := self._recurrent(axis, masks)) is not None:
-            decision.inexact[axis] = recurrent if axis.exact else f"{recurrent}; {axis.why}"
-            decision.dropped[axis] = rest
-            return rest
+    def _judge(
+        self, axis: Axis, rest: Tensor, agreed: Tensor, masks: Mapping[str, Tensor], decision: Decision
+    ) -> Tensor:
+        """Which of the positions that are off, but not zero for all that follows, can go nevertheless.
+
+        `agreed` are those that every masked tensor has off.
+        """
+        recurrent = self._recurrent(axis, masks)
         reason = axis.why if not axis.exact else self._unreadable(axis)
-        if reason:
+        if recurrent is not None and bool(agreed.any()):
+            decision.inexact[axis] = recurrent if axis.exact else f"{recurrent}; {axis.why}"
+            decision.dropped[axis] = agreed
+        elif reason and bool(agreed.any()):
             decision.refused[axis] = reason
-            return nothing
+        if recurrent is not None or reason:
+            return agreed & (recurrent is not None)
         silent = self._silent(axis)
         fits = rest.clone()
         for site in self._reads(axis):
