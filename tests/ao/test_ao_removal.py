@@ -6,6 +6,7 @@ import copy
 import pickle
 from collections.abc import Callable
 from contextlib import AbstractContextManager
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -309,6 +310,32 @@ def test_a_failure_at_any_point_leaves_everything(
     assert (pruner.groups, dict(pruner.state)) == (groups, state)
     pruner.prune()
     assert pruner.removal.removed.keys() == off.keys()
+
+
+class Configured(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.config = SimpleNamespace(width=6)
+        self.a, self.b = nn.Linear(4, 6), nn.Linear(6, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.b(self.a(x).view(-1, self.config.width))
+
+
+def test_sizes_in_objects_that_the_model_holds_are_undone_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*args: Any) -> None:
+        assert model.config.width == 5
+        raise MemoryError("no room")
+
+    model = Configured()
+    pruner = masked(model, {"a.weight": [0]})
+    with monkeypatch.context() as patch:
+        patch.setattr(removal, "remember", fail)
+        with pytest.raises(MemoryError):
+            pruner.prune()
+    assert model.config.width == 6
+    pruner.prune()
+    assert model.config.width == 5
 
 
 def test_a_wrong_result_is_noticed_and_undone(unchanged: Unchanged, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -29,9 +29,7 @@ def test_a_field_that_describes_layers_of_different_sizes_stays() -> None:
     sec.apply(model, sec.plan(graph, {"encoder.layer.0.intermediate*": 0.5}))
     assert model.encoder.layer[0].intermediate.dense.out_features == 32
     assert model.config.intermediate_size == 64
-    sec.apply(
-        model, sec.plan(sec.trace(model, graph.example), sec.Ratio({"encoder.layer.1.intermediate*": 0.5}))
-    )
+    sec.apply(model, sec.plan(sec.trace(model, graph.example), sec.Ratio({"encoder.layer.1.intermediate*": 0.5})))
     assert model.encoder.layer[1].intermediate.dense.out_features == 32
 
 

@@ -10,9 +10,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from secateur.axes import free_atoms, keep_mask
+from secateur.axes import free_atoms, keep_mask, size_after
 from secateur.errors import PlanError
 from secateur.importance import Importance, Magnitude
+from secateur.plan.configs import config_fields
 from secateur.plan.cost import CostModel
 from secateur.plan.problem import Problem
 from secateur.plan.targets import Chosen, Ratio, Target
@@ -167,7 +168,10 @@ def make_plan(graph: Graph, chosen: Chosen) -> Plan:
             if any(atom in masks for atom in free_atoms(layout)):
                 kept.setdefault(name, {})[i] = tuple(np.flatnonzero(keep_mask(layout, masks)).tolist())
     sizes = graph.sizes
-    attributes = ((place, sizes.held(place, {}), value) for place, value in sizes.changed_places(counts).items())
+    attributes = [(place, sizes.held(place, {}), value) for place, value in sizes.changed_places(counts).items()]
+    after = {name: [size_after(dim, counts) for dim in dims] for name, dims in graph.layouts.items()}
+    after |= {str(place): [value] for place, _, value in attributes}
+    attributes += config_fields(graph.model, after, sizes.read)
     held = tuple((graph.places[name], kept.pop(name)) for name in list(kept) if graph.kinds[name] == "attribute")
     return Plan(
         axes=tuple(axes),

@@ -16,7 +16,6 @@ from torch import Tensor, nn
 from secateur.errors import ApplyError, PlanError
 from secateur.nn.attention import MultiheadAttention
 from secateur.plan.plan import Plan
-from secateur.surgery.configs import refresh_configs
 from secateur.surgery.optimizer import OptimizerCut
 from secateur.surgery.readable import refresh
 from secateur.trace.held import Snapshot, Walk, holder, read, write
@@ -84,7 +83,6 @@ class Cut:
             if any(isinstance(m, MultiheadAttention) for m in encoder.modules()):
                 encoder.__dict__["use_nested_tensor"] = False  # only torch's fused kernels can read these
         refresh(self.model)
-        refresh_configs(self.model, plan.shapes)
 
     def _loosen(self, attention: nn.MultiheadAttention, scale: float) -> None:
         """Where torch's attention can no longer express the widths, ours takes its place."""

@@ -55,6 +55,8 @@ class Sizes:
         seen = [Constraint(c.symbol, c.left, c.right, c.outcome, c.where) for c in tracer.comparisons]
         self._define([*wanted, *(c for c in seen if (c.symbol, c.outcome) in (("==", True), ("!=", False)))])
         self.constraints = self._tighten(self._open([*wanted, *seen]))
+        exprs = [e for c in (*wanted, *seen) for e in (c.left, c.right)] + [use.expr for use in tracer.value_uses]
+        self.read = {place for expr in exprs for place in places(expr)}  # by the model's code, in the traced run
         for use in tracer.value_uses:
             for atom in self.atoms_of(use.expr):
                 note(atom, f"its size is used as a number, by {use.use} ({use.where})")
