@@ -121,6 +121,17 @@ def test_coherent_units_are_removed_exactly(kind: Any, options: dict[str, Any], 
         torch.testing.assert_close(got[1], kept, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.parametrize("end", ["prune", "squash_mask"])
+def test_a_recurrent_module_holds_its_own_parameters_when_the_masks_are_gone(end: str) -> None:
+    """Before the next forward: a copy made now, or an optimizer, must not see the masked copies."""
+    model = TorchTagger(norm=False, layers=2)
+    pruner = masked(model, gate_rows(2, agree=False))
+    model(torch.randn(5, 2, 3))
+    getattr(pruner, end)()
+    held = zip(model.rnn._flat_weights, model.rnn._flat_weights_names, strict=True)
+    assert all(tensor is getattr(model.rnn, name) for tensor, name in held)
+
+
 def test_units_of_an_rnn() -> None:
     model, x = Tagger(nn.RNN), torch.randn(5, 2, 3)
     for part in ("ih", "hh"):
