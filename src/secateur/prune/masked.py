@@ -9,31 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from secateur.errors import PruneRuntimeError
 from secateur.prune.watch import Stamp, ordinary, unchanged, watch
 
 _MADE = "_secateur_made"
-
-
-class _Multiply(torch.autograd.Function):
-    """`orig * mask`. Its graph saves no tensors, so one weight serves any number of backward passes."""
-
-    @staticmethod
-    def forward(ctx: Any, orig: Tensor, mask: Tensor) -> Tensor:
-        ctx.mask, ctx.version = mask, mask._version
-        return mask * orig
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Any) -> Any:
-        if ctx.mask._version != ctx.version:
-            raise PruneRuntimeError(
-                "a pruning mask was modified in place between forward and backward; run forward again first"
-            )
-        return grads[0] * ctx.mask, None
-
-    @staticmethod
-    def jvp(ctx: Any, *tangents: Any) -> Any:
-        return tangents[0] * ctx.mask
 
 
 def masked(orig: Tensor, mask: Tensor, grad: bool) -> Tensor:
@@ -47,7 +25,7 @@ def masked(orig: Tensor, mask: Tensor, grad: bool) -> Tensor:
     """
     mask = mask.to(dtype=orig.dtype)
     with torch.inference_mode(False), torch.set_grad_enabled(grad):
-        weight = _Multiply.apply(orig, mask) if grad else mask * orig
+        weight = mask * orig
     # The result of an operation cannot be deep-copied, and pickling loses its graph: both go by recipe.
     vars(weight).update(
         __deepcopy__=partial(_deepcopied, orig, mask, grad), __reduce_ex__=partial(_reduced, orig, mask, grad)
@@ -79,6 +57,8 @@ def make(orig: Tensor, mask: Tensor) -> Tensor:
         return mask.to(dtype=orig.dtype) * orig
     grad = orig.requires_grad and torch.is_grad_enabled()
     weight = masked(orig, mask, grad)
+    if grad:  # a step will change it: to watch it would cost more than to make it again
+        return weight
     stamps = (watch(orig), watch(mask), watch(weight))
     if None not in stamps:
         vars(weight)[_MADE] = _Made(orig, mask, grad, stamps)
@@ -90,11 +70,14 @@ def holds(module: nn.Module, name: str) -> bool:
 
     >>> from secateur import prune
     >>> layer = prune.identity(nn.Linear(1, 1), "weight")
-    >>> holds(layer, "weight")
-    True
-    >>> _ = layer.weight_orig.data.zero_()
-    >>> holds(layer, "weight")
-    False
+    >>> with torch.no_grad():
+    ...     _ = layer(torch.ones(1, 1))
+    ...     before = holds(layer, "weight")
+    ...     _ = layer.weight_orig.data.zero_()
+    ...     before, holds(layer, "weight")
+    (True, False)
+
+    A weight that gradients flow through is never kept: a step is about to change it.
     """
     weight: Tensor | None = module.__dict__.get(name)
     orig, mask = module._parameters.get(name + "_orig"), module._buffers.get(name + "_mask")
