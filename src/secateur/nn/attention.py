@@ -106,15 +106,17 @@ def multi_head_attention_forward(
     mask = _mask(attn_mask, key_padding_mask, num_heads, q, k.shape[2] - key.shape[0])
     if scale is None:
         scale = 1.0 / math.sqrt(int.__index__(q.shape[-1]))
-    scores = (q * scale) @ k.transpose(-2, -1)
-    attention = torch.softmax(scores if mask is None else scores + mask, dim=-1)
-    attention = F.dropout(attention, dropout_p, training)
-    out = F.linear((attention @ v).permute(2, 0, 1, 3).flatten(-2), out_proj_weight, out_proj_bias)
-    shown = None
+    attention = None
     if need_weights:
-        shown = attention.mean(dim=1) if average_attn_weights else attention
-        shown = shown if batched else shown.squeeze(0)
-    return (out if batched else out.squeeze(1)), shown
+        scores = (q * scale) @ k.transpose(-2, -1)
+        attention = F.dropout(torch.softmax(scores if mask is None else scores + mask, dim=-1), dropout_p, training)
+        mixed = attention @ v
+        attention = attention.mean(dim=1) if average_attn_weights else attention
+        attention = attention if batched else attention.squeeze(0)
+    else:
+        mixed = F.scaled_dot_product_attention(q, k, v, mask, dropout_p if training else 0.0, scale=scale)
+    out = F.linear(mixed.permute(2, 0, 1, 3).flatten(-2), out_proj_weight, out_proj_bias)
+    return (out if batched else out.squeeze(1)), attention
 
 
 def _projections(
