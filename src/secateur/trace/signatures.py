@@ -138,7 +138,7 @@ def tensor_split(tracer: Tracer, out: Any, /, x: Any, given: Any = None, dim: in
     if isinstance(given, tuple | list):
         bounds = [None, *given, None]
         for start, stop in itertools.pairwise(bounds):
-            tracer.expect_slice(x, out, dim % x.ndim, dim % x.ndim, start, stop)
+            tracer.expect_slice(x, dim % x.ndim, start, stop)
     else:
         _equal_parts(tracer, [_dims(tracer, part)[dim] for part in out if _dims(tracer, part)])
 
@@ -164,7 +164,7 @@ def dsplit(tracer: Tracer, out: Any, /, x: Any, given: Any = None, **kwargs: Any
 @sizes(*_both("narrow", "narrow_copy"))
 def narrow(tracer: Tracer, out: Any, /, x: Any, dim: int, start: Any, length: Any) -> None:
     """narrow(dim, start, length)."""
-    tracer.expect_slice(x, out, dim % x.ndim, dim % x.ndim, start, start + length)
+    tracer.expect_slice(x, dim % x.ndim, start, start + length)
 
 
 @sizes(Tensor.__getitem__, Tensor.__setitem__)
@@ -179,7 +179,7 @@ def getitem(tracer: Tracer, out: Any, /, x: Any, key: Any, *_: Any) -> None:
             dim += x.ndim - taken
         elif isinstance(k, slice):
             if k.start is not None or k.stop is not None:
-                tracer.expect_slice(x, None, dim, dim, k.start, k.stop, k.step)
+                tracer.expect_slice(x, dim, k.start, k.stop, k.step)
             dim += 1
         elif k is not None and not isinstance(k, bool):
             if isinstance(k, int):

@@ -232,9 +232,7 @@ class Tracer:
             return
         self.equations.append(Equation(expr, layout, self.where()))
 
-    def expect_slice(
-        self, x: Tensor, out: Any, dim: int, out_dim: int, start: Any, stop: Any, step: Any = None
-    ) -> None:
+    def expect_slice(self, x: Tensor, dim: int, start: Any, stop: Any, step: Any = None) -> None:
         """Bounds of a slice: the sizes of the pieces before, inside and after it."""
         value = self.known(x)
         if value is None or constant(resolve(value.dims[dim])):
