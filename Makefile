@@ -7,16 +7,19 @@ READY  := $(VENV)/.ready
 export HF_HUB_OFFLINE := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help setup test lint zoo fuzz bench bench-masks bench-ao bench-trace bench-cut clean
+.PHONY: help setup demo test lint zoo fuzz bench bench-masks bench-ao bench-trace bench-cut bench-accuracy clean
 
 help: ## explain every target
-	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-13s %s\n", $$1, $$2}'
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-14s %s\n", $$1, $$2}'
 
 setup: $(READY) ## make .venv and install the library with everything that tests and benchmarks need
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install -q -c constraints.txt -e '.[test,bench]'
 	touch $@
+
+demo: setup ## train two small classifiers, cut them to half, let them recover, write the reports
+	$(BIN)/secateur demo
 
 lint: setup ## ruff and mypy
 	$(BIN)/ruff check .
@@ -45,6 +48,9 @@ bench-trace: setup ## tracing: beside the bare run and Torch-Pruning
 
 bench-cut: setup ## cutting: beside Torch-Pruning
 	$(BIN)/python benchmarks/engine.py cut
+
+bench-accuracy: setup ## accuracy after a cut, beside Torch-Pruning: hours; ARGS=--quick or ARGS="--only resnet56" for less
+	$(BIN)/python -m benchmarks.accuracy $(ARGS)
 
 clean: ## remove the virtual environment and caches
 	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis build src/*.egg-info

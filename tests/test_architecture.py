@@ -22,13 +22,17 @@ MAY_USE = {
     "axes": {"errors"},
     "nn": {"errors"},
     "trace": {"errors", "axes", "nn"},
-    "importance": {"errors", "axes", "nn", "trace"},
+    "progress": {"errors"},
+    "calibrate": {"errors", "nn", "trace"},
+    "importance": {"errors", "progress", "axes", "nn", "trace", "calibrate"},
     "plan": {"errors", "axes", "nn", "trace", "importance"},
     "surgery": {"errors", "axes", "nn", "trace", "importance", "plan"},
     "verify": {"errors", "axes", "nn", "trace", "importance", "plan", "surgery"},
+    "compensate": {"errors", "progress", "trace", "calibrate", "importance", "plan", "surgery"},
+    "latency": {"errors", "progress", "axes", "trace", "importance", "plan", "surgery"},
     "prune": {"errors"},  # masks stand beside the engine
 }
-ENGINE = {*MAY_USE, "apply", "compress", "io", "report"} - {"prune"}
+ENGINE = {*MAY_USE, "apply", "compress", "io", "schedule", "sweep", "difference", "onnx", "report"} - {"prune"}
 
 
 def part_of(file: Path) -> str:
@@ -59,12 +63,12 @@ def test_imports_point_one_way(part: str) -> None:
 
 
 def test_masks_sparsifiers_and_the_command_are_used_by_nothing_in_the_engine() -> None:
-    beside = {"prune", "ao", "cli"}
+    beside = {"prune", "ao", "cli", "demo"}
     assert [str(f.relative_to(ROOT)) for f in FILES if part_of(f) in ENGINE and used(f) & beside] == []
 
 
 def test_every_part_has_its_place() -> None:
-    known = {*ENGINE, "prune", "ao", "cli", "__init__", "__main__"}
+    known = {*ENGINE, "prune", "ao", "cli", "demo", "__init__", "__main__"}
     assert {part_of(file) for file in FILES} - known == set()
 
 

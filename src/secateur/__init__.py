@@ -7,10 +7,13 @@
 8
 """
 
-from secateur import ao, prune
+from secateur import ao, prune, schedule
 from secateur.apply import apply
+from secateur.compensate import Constants, LeastSquares, Statistics
+from secateur.compress import Compressed, compress
 from secateur.errors import (
     ApplyError,
+    CalibrationError,
     FileError,
     PlanError,
     SecateurError,
@@ -18,9 +21,28 @@ from secateur.errors import (
     TraceError,
     VerifyError,
 )
-from secateur.importance import FPGM, BNScale, Context, Magnitude, Random
+from secateur.importance import (
+    FPGM,
+    LAMP,
+    Activation,
+    BNScale,
+    Context,
+    Criterion,
+    Global,
+    Hessian,
+    Isomorphic,
+    Magnitude,
+    PerAxis,
+    Random,
+    Reconstruction,
+    Sum,
+    Taylor,
+    Wanda,
+)
 from secateur.io import load, save
-from secateur.plan import AxisPlan, Macs, Params, Plan, Ratio, Zeros, plan
+from secateur.latency import Latency, compare, latency
+from secateur.plan import AxisPlan, Bytes, Macs, Params, Plan, Ratio, Zeros, plan
+from secateur.schedule import Distill, ScheduleError, iterate
 from secateur.trace import Axis, Blocked, Graph, Site, macs, trace
 
 __all__ = [
@@ -29,27 +51,52 @@ __all__ = [
     "trace",
     "plan",
     "apply",
+    "compress",
     "macs",
+    "latency",
+    "compare",
     "save",
     "load",
+    "schedule",
+    "iterate",
+    "Distill",
     "Plan",
     "AxisPlan",
+    "Compressed",
+    "Bytes",
+    "Latency",
     "Macs",
     "Params",
     "Ratio",
     "Zeros",
+    "Constants",
+    "LeastSquares",
+    "Statistics",
+    "Activation",
     "BNScale",
     "Context",
+    "Criterion",
     "FPGM",
+    "Hessian",
+    "LAMP",
     "Magnitude",
     "Random",
+    "Reconstruction",
+    "Sum",
+    "Taylor",
+    "Wanda",
+    "Global",
+    "Isomorphic",
+    "PerAxis",
     "Axis",
     "Blocked",
     "Graph",
     "Site",
     "ApplyError",
+    "CalibrationError",
     "FileError",
     "PlanError",
+    "ScheduleError",
     "SecateurError",
     "SecateurWarning",
     "TraceError",

@@ -7,6 +7,7 @@ from typing import TypeVar
 import torch
 from torch import nn
 
+from secateur.compensate import Compensation, twin
 from secateur.errors import ApplyError, VerifyError
 from secateur.plan.plan import Plan
 from secateur.surgery import Cut, check_fit
@@ -18,7 +19,14 @@ _PLAN = "_secateur_plan"
 Model = TypeVar("Model", bound=nn.Module)
 
 
-def apply(model: Model, plan: Plan, *, optimizer: torch.optim.Optimizer | None = None, verify: bool = True) -> Model:
+def apply(
+    model: Model,
+    plan: Plan,
+    *,
+    optimizer: torch.optim.Optimizer | None = None,
+    verify: bool = True,
+    compensate: Compensation | None = None,
+) -> Model:
     """Cut a model, in place, and verify it.
 
     >>> import secateur as sec
@@ -33,18 +41,24 @@ def apply(model: Model, plan: Plan, *, optimizer: torch.optim.Optimizer | None =
 
     All or nothing: whatever goes wrong, the model and the optimizer are as they were, bit for bit. With `optimizer`,
     its state is cut along and training goes on. `verify=False` skips the proof, which runs the full-size and the cut
-    model once each on the example, in double precision.
+    model once each on the example, in double precision. `compensate`, such as `LeastSquares(batches)`, then lets what
+    is left take over for what was removed.
     """
     inner = unwrap(model)
     if not isinstance(plan, Plan):
         raise ApplyError(f"apply takes a Plan, not {type(plan).__name__}; make one with secateur.plan")
+    if compensate is not None and not isinstance(compensate, Compensation):
+        raise ApplyError(f"compensate is LeastSquares(batches) or Constants(batches), not {compensate!r:.80}")
     check_fit(inner, plan)
     want = expected(inner, plan, plan.example) if verify and plan.axes else None
+    whole = None if compensate is None else twin(inner, plan)
     cut = Cut(inner, plan, optimizer)
     try:
         if want is not None:
             check(inner, plan.example, want)
         remember(inner, plan)
+        if compensate is not None and whole is not None:
+            compensate(whole, inner, plan)
     except BaseException as error:
         cut.undo()
         if isinstance(error, VerifyError) and want is not None and not want.layers:

@@ -30,6 +30,10 @@ class VerifyError(ApplyError):
     """The cut model does not compute what it should; the model is as it was."""
 
 
+class CalibrationError(SecateurError):
+    """The data that a criterion or a compensation learns from cannot be used; the model is as it was."""
+
+
 class FileError(SecateurError):
     """A file is damaged, hostile, or belongs to another model."""
 

@@ -4,70 +4,15 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
+from importance_models import MODELS, gone_with, scores, traced
 from torch import Tensor, nn
 
 import secateur as sec
 from oracle import Net
-from secateur.axes import keep_mask
 from secateur.importance.fpgm import FPGM
 from secateur.importance.magnitude import Magnitude
-from secateur.plan.problem import Problem
-
-
-def residual() -> tuple[nn.Module, Tensor]:
-    parts = {"a": nn.Conv2d(3, 6, 1), "b": nn.Conv2d(6, 6, 3, padding=1)}
-    parts |= {"n": nn.BatchNorm2d(6), "c": nn.Conv2d(6, 2, 1)}
-    return Net(lambda n, x: n.c(n.a(x) + n.n(n.b(n.a(x)))), **parts), torch.randn(1, 3, 4, 4)
-
-
-def concat() -> tuple[nn.Module, Tensor]:
-    parts = {"a": nn.Conv2d(3, 4, 1), "b": nn.Conv2d(3, 6, 1), "c": nn.Conv2d(10, 2, 1)}
-    return Net(lambda n, x: n.c(torch.cat([n.a(x), n.b(x)], 1)), **parts), torch.randn(1, 3, 4, 4)
-
-
-def grouped() -> tuple[nn.Module, Tensor]:
-    net = nn.Sequential(nn.Conv2d(3, 8, 1), nn.Conv2d(8, 12, 1, groups=4), nn.Conv2d(12, 2, 1))
-    return net, torch.randn(1, 3, 4, 4)
-
-
-def attention() -> tuple[nn.Module, Tensor]:
-    def run(n: Net, x: Tensor) -> Tensor:
-        b, t, _ = x.shape
-        q, k, v = n.qkv(x).view(b, t, 3, n.heads, n.dims).permute(2, 0, 3, 1, 4)
-        out = torch.nn.functional.scaled_dot_product_attention(q, k, v, scale=1.0)
-        return n.proj(out.transpose(1, 2).reshape(b, t, -1))
-
-    return Net(run, qkv=nn.Linear(8, 24), proj=nn.Linear(8, 3), heads=4, dims=2), torch.randn(2, 5, 8)
-
-
-MODELS = {f.__name__: f for f in (residual, concat, grouped, attention)}
-
-
-def traced(name: str) -> sec.Graph:
-    torch.manual_seed(0)
-    model, example = MODELS[name]()
-    return sec.trace(model, example)
-
-
-def scores(graph: sec.Graph, criterion: Any) -> dict[str, Tensor]:
-    problem = Problem(graph, criterion, exact=False, protect=(), round_to=1)
-    return {axis.name: problem.scores(axis) for axis in graph.axes}
-
-
-def gone_with(graph: sec.Graph, axis: sec.Axis, position: int) -> dict[str, list[tuple[int, list[int]]]]:
-    """By taking just this position away: which slices of which parameters go."""
-    mask = np.ones(axis.size, bool)
-    mask[position] = False
-    found: dict[str, list[tuple[int, list[int]]]] = {}
-    parameters = dict(graph.model.named_parameters())
-    for site in axis.sites:
-        if site.tensor in parameters:
-            gone = np.flatnonzero(~keep_mask(graph.layouts[site.tensor][site.dim], {axis.atom: mask}))
-            found.setdefault(site.tensor, []).append((site.dim, gone.tolist()))
-    return found
 
 
 @pytest.mark.parametrize("p", [1.0, 2.0, 3.0])
@@ -87,7 +32,7 @@ def test_magnitude_is_the_norm_of_everything_that_goes(name: str, p: float) -> N
 
 
 @pytest.mark.parametrize("p", [1.0, 2.0])
-@pytest.mark.parametrize("name", ["residual", "concat", "grouped"])
+@pytest.mark.parametrize("name", ["residual", "concat", "grouped", "tied"])
 def test_fpgm_sums_distances_between_what_makes_positions(name: str, p: float) -> None:
     graph = traced(name)
     parameters = dict(graph.model.named_parameters())

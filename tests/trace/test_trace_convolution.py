@@ -6,6 +6,7 @@ import torch.nn.functional as F
 from torch import nn
 from torch.nn import Conv2d, Linear
 
+import secateur as sec
 from oracle import Net, axis_at, proved, reason, sizes_at, tied, weight
 
 IMAGE = torch.randn(2, 3, 8, 8)
@@ -210,3 +211,15 @@ def test_a_weight_made_by_another_layer():
     graph = proved(net, IMAGE)
     assert sizes_at(graph, "make.weight") == [5, 4]
     assert tied(graph, ("code", 0), ("make.weight", 1))
+
+
+def test_zero_columns_of_a_convolution_in_groups_free_what_they_read():
+    """Position 1 of each of the two groups is read by nobody, so the channels 1 and 5 can go."""
+    net = nn.Sequential(nn.Conv2d(3, 8, 1), nn.Conv2d(8, 6, 3, groups=2), nn.Conv2d(6, 2, 1))
+    net[1].weight.data[:, 1] = 0
+    x = torch.randn(2, 3, 7, 7)
+    want = net(x)
+    plan = sec.plan(sec.trace(net, x), sec.Zeros())
+    assert plan.keep["0.weight"][0].tolist() == [0, 2, 3, 4, 6, 7]
+    assert plan.keep["1.weight"][1].tolist() == [0, 2, 3]
+    assert torch.allclose(sec.apply(net, plan)(x), want, atol=1e-6)

@@ -6,16 +6,18 @@ from torch import Tensor, nn
 from secateur.ao.opened import is_output
 from secateur.ao.survey import Decision, Survey, places
 from secateur.plan.plan import Plan
+from secateur.surgery.bias import ensure_bias
 
 
 class Folds:
     """What each reader's bias gains, computed from the full-size model."""
 
     def __init__(self, survey: Survey, decision: Decision) -> None:
-        self._modules = survey.modules
+        self._opened, self._modules = survey.opened, survey.modules
         self._gains: dict[str, Tensor] = {}
         for name, columns in _columns(survey, decision).items():
-            gain = _gain(self._weight(name), survey.spans[name].low, columns)
+            module = self._modules[name.rpartition(".")[0]]
+            gain = _gain(module, self._weight(name), survey.spans[name].low, columns)
             if bool(gain.any()):
                 self._gains[name] = gain
 
@@ -33,14 +35,14 @@ class Folds:
     def carry_out(self, plan: Plan) -> None:
         """Give every reader, cut by the plan, its new bias."""
         for name, gain in self._gains.items():
-            rows = plan.kept.get(name, {}).get(0)
-            gain = gain if rows is None else gain[list(rows)]
             owner, _, key = name.rpartition(".")
             module, key = self._modules[owner], key.replace("weight", "bias", 1)
-            old = module._parameters[key]
-            total = gain if old is None else old.detach().to(gain) + gain
-            like = self._weight(name) if old is None else old
-            setattr(module, key, nn.Parameter(total.to(like.dtype), requires_grad=like.requires_grad))
+            rows = plan.kept.get(name, {}).get(1 if _transposed(module) else 0)
+            gain = gain if rows is None else gain[list(rows)]
+            old = ensure_bias(self._opened, owner) if key == "bias" else module._parameters[key]
+            assert old is not None
+            total = (old.detach().to(gain) + gain).to(old.dtype)
+            setattr(module, key, nn.Parameter(total, requires_grad=old.requires_grad))
 
 
 def _columns(survey: Survey, decision: Decision) -> dict[str, Tensor]:
@@ -58,9 +60,15 @@ def _columns(survey: Survey, decision: Decision) -> dict[str, Tensor]:
     return found
 
 
-def _gain(weight: Tensor, values: Tensor, columns: Tensor) -> Tensor:
+def _gain(module: nn.Module, weight: Tensor, values: Tensor, columns: Tensor) -> Tensor:
     """What a layer makes of columns that hold constants; every tap of a kernel sees the same one."""
     taps = weight.detach().to(values.dtype)
     taps = taps.flatten(2).sum(2) if taps.dim() > 2 else taps
+    groups = getattr(module, "groups", 1)
+    taps = (taps.T if _transposed(module) else taps).unflatten(0, (groups, -1))
     columns = columns.to(values.device)
-    return taps[:, columns] @ values[columns]
+    return (taps[:, :, columns] @ values.view(groups, -1)[:, columns, None]).flatten()
+
+
+def _transposed(module: nn.Module) -> bool:
+    return isinstance(module, nn.modules.conv._ConvTransposeNd)

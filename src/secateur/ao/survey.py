@@ -80,9 +80,11 @@ class Survey:
         owner, _, key = site.tensor.rpartition(".")
         module = self.modules[owner]
         called = isinstance(module, nn.Linear) and not isinstance(module, NonDynamicallyQuantizableLinear)
-        whole = isinstance(module, _ConvNd) and module.groups == 1
+        if key == "weight" and _one_tap_transposed(module):
+            return module if site.dim == 0 else None
         first = isinstance(module, nn.RNNBase) and module.bias and key.startswith("weight_ih_l0")
-        return module if (((called or whole) and key == "weight") or first) and site.dim == 1 else None
+        reads = ((called or isinstance(module, _ConvNd)) and key == "weight") or first
+        return module if reads and site.dim == 1 else None
 
     # what is off -----------------------------------------------------------------------------------------------
 
@@ -174,17 +176,22 @@ class Survey:
         layout = self.graph.layouts[site.tensor][site.dim]
         if site.tensor not in self._constant:
             return torch.zeros(axis.size, dtype=torch.bool)
-        constant = all_of(layout, axis, self._constant[site.tensor])
+        constant = all_of(layout, axis, self._columns(site, self._constant[site.tensor]))
         module = None if is_output(site.tensor) else self.reader(site)
         if module is None or not _pads_with_zeros(module):
             return constant
-        zero = all_of(layout, axis, (self.spans[site.tensor].low == 0).cpu())
+        zero = all_of(layout, axis, self._columns(site, self.spans[site.tensor].low == 0))
         unbiased = silent if not self._biased(axis) else torch.zeros_like(silent)
         if bool((constant & ~zero & ~unbiased).any()):
             decision.refused[axis] = (
                 f"its channels are constant, but not zero, and {inner(site.tensor)} reads zeros beyond their border"
             )
         return constant & (zero | unbiased)
+
+    def _columns(self, site: Site, channels: Tensor) -> Tensor:
+        """Flags of a reader's channels as flags of its weight's columns, each of which reads one channel per group."""
+        groups = getattr(self.modules[site.tensor.rpartition(".")[0]], "groups", 1)
+        return channels.cpu().view(groups, -1).all(0)
 
     # what makes a position -------------------------------------------------------------------------------------
 
@@ -210,8 +217,8 @@ class Survey:
         zero = torch.ones(axis.size, dtype=torch.bool)
         for site in self._reads(axis):
             if not is_output(site.tensor):
-                span = self.spans[site.tensor]
-                zero &= all_of(self.graph.layouts[site.tensor][site.dim], axis, (span.low == 0).cpu())
+                flags = self._columns(site, self.spans[site.tensor].low == 0)
+                zero &= all_of(self.graph.layouts[site.tensor][site.dim], axis, flags)
         return zero
 
     def _biased(self, axis: Axis) -> bool:
@@ -245,6 +252,13 @@ class Survey:
             return why_fixed(layout)
         reasons = [decision.refused[axis] for axis in here if axis in decision.refused]
         return reasons[0] if reasons else f"they are tied to rows that are not off, along {inner(here[0].name)}"
+
+
+def _one_tap_transposed(module: nn.Module) -> bool:
+    """Whether a transposed convolution makes the same of a constant everywhere: more taps overlap less at borders."""
+    if not isinstance(module, nn.modules.conv._ConvTransposeNd) or module.groups != 1:
+        return False
+    return {*module.kernel_size, *module.stride} == {1}
 
 
 def _pads_with_zeros(module: nn.Module) -> bool:

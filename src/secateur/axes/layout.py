@@ -81,6 +81,7 @@ class Concat(_Compound):
 
 Layout = Atom | Product | Concat
 Mask = NDArray[np.bool_]
+Index = NDArray[np.int64]
 
 UNIT = Product(())
 EMPTY = Concat(())
@@ -194,26 +195,42 @@ def keep_mask(layout: Layout, masks: Mapping[Atom, Mask]) -> Mask:
     return mask
 
 
-def positions(layout: Layout) -> list[tuple[Atom, NDArray[np.int64]]]:
-    """For each place of an atom in a layout, which of the atom's positions each position belongs to (-1: none).
+def owned(layout: Layout) -> list[tuple[Atom, Index, Index]]:
+    """For each place of an atom in a layout, the indices that it has there and which of its positions each belongs to.
+
+    >>> a, b = Atom(2), Atom(3)
+    >>> [(where.tolist(), position.tolist()) for _, where, position in owned(Concat((a, b)))]
+    [([0, 1], [0, 1]), ([2, 3, 4], [0, 1, 2])]
+    """
+    layout = resolve(layout)
+    if isinstance(layout, Atom):
+        every = np.arange(layout.size)
+        return [(layout, every, every)]
+    found: list[tuple[Atom, Index, Index]] = []
+    before = 1 if isinstance(layout, Product) else 0
+    for part in layout.parts:
+        after = layout.size // (before * part.size) if isinstance(layout, Product) else 1
+        for atom, where, position in owned(part):
+            if isinstance(layout, Product):
+                outer = np.add.outer(np.arange(before) * part.size, where).reshape(-1) * after
+                where = np.add.outer(outer, np.arange(after)).reshape(-1)
+                found.append((atom, where, np.tile(np.repeat(position, after), before)))
+            else:
+                found.append((atom, where + before, position))
+        before = before * part.size if isinstance(layout, Product) else before + part.size
+    return found
+
+
+def positions(layout: Layout) -> list[tuple[Atom, Index]]:
+    """For each place of an atom in a layout, which of the atom's positions each index belongs to (-1: none).
 
     >>> a, b = Atom(2), Atom(3)
     >>> [index.tolist() for _, index in positions(Concat((a, b)))]
     [[0, 1, -1, -1, -1], [-1, -1, 0, 1, 2]]
     """
-    layout = resolve(layout)
-    if isinstance(layout, Atom):
-        return [(layout, np.arange(layout.size))]
-    found: list[tuple[Atom, NDArray[np.int64]]] = []
-    before = 1 if isinstance(layout, Product) else 0
-    for part in layout.parts:
-        for atom, index in positions(part):
-            if isinstance(layout, Product):
-                after = layout.size // (before * part.size)
-                found.append((atom, np.tile(np.repeat(index, after), before)))
-            else:
-                whole = np.full(layout.size, -1)
-                whole[before : before + part.size] = index
-                found.append((atom, whole))
-        before = before * part.size if isinstance(layout, Product) else before + part.size
+    found = []
+    for atom, where, position in owned(layout):
+        whole = np.full(layout.size, -1)
+        whole[where] = position
+        found.append((atom, whole))
     return found

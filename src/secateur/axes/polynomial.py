@@ -18,6 +18,8 @@ class Polynomial:
     >>> area = Polynomial([(2, (a, b)), (1, (b,))])
     >>> area({}), area({a: 2}), area.saved(a, 2)
     (27, 15, 12)
+    >>> area.difference({a: 2}, {b: 1})
+    10
     """
 
     def __init__(self, terms: Sequence[tuple[int, Sequence[Layout]]]) -> None:
@@ -46,6 +48,21 @@ class Polynomial:
         """The value when each axis keeps `counts`."""
         sizes = [sizer(counts) for sizer in self._sizers] if counts else self._full
         return sum(factor * math.prod(sizes[i] for i in numbers) for numbers, factor in self._terms)
+
+    def difference(self, counts: Counts, change: Counts) -> int:
+        """How much less it is when, from `counts` on, some axes change."""
+        touched = self._touched()
+        found = dict.fromkeys(t for atom in change for t in touched.get(atom, ([], []))[1])
+        after = {**counts, **change}
+        sizes: dict[int, tuple[int, int]] = {}
+        total = 0
+        for t in found:
+            numbers, factor = self._terms[t]
+            for i in numbers:
+                if i not in sizes:
+                    sizes[i] = (self._sizers[i](counts), self._sizers[i](after))
+            total += factor * (math.prod(sizes[i][0] for i in numbers) - math.prod(sizes[i][1] for i in numbers))
+        return total
 
     def saved(self, atom: Atom, count: int) -> int:
         """How much less it is when one axis alone keeps `count`."""

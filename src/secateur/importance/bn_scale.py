@@ -6,12 +6,13 @@ from dataclasses import dataclass, replace
 
 from torch import Tensor
 
+from secateur.importance.criterion import Criterion
 from secateur.importance.gather import Context, gather
 from secateur.importance.magnitude import Magnitude
 
 
 @dataclass(frozen=True)
-class BNScale:
+class BNScale(Criterion):
     """The absolute scale that norms give to a position; its weights' magnitude where there is no norm.
 
     >>> import secateur as sec, torch

@@ -7,11 +7,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from secateur.importance.criterion import Criterion
 from secateur.importance.gather import Context
 
 
 @dataclass(frozen=True)
-class FPGM:
+class FPGM(Criterion):
     """The sum of a position's distances to all others of its axis, over what makes it.
 
     >>> FPGM().distances(torch.tensor([[0.0], [1.0], [5.0]]))
@@ -30,12 +31,10 @@ class FPGM:
         """A score per position of the axis."""
         axis = context.axis
         total = torch.zeros(axis.size, dtype=torch.float64)
-        makers = [s for s in axis.sites if s.dim == 0] or list(axis.sites)
-        for site in makers:
-            parameter = context.parameters.get(site.tensor)
-            if parameter is None or parameter.ndim < 2:
-                continue
-            slices = parameter.detach().cpu().movedim(site.dim, 0).flatten(1)
+        weights = [(site, weight) for site, weight in context.sites() if weight.ndim > 1]
+        makers = [(site, weight) for site, weight in weights if site.dim == 0] or weights
+        for site, weight in makers:
+            slices = weight.detach().cpu().movedim(site.dim, 0).flatten(1)
             for owner in context.owners(site.tensor, site.dim):
                 mine = owner.argsort(stable=True)[int((owner < 0).sum()) :]
                 total += self.distances(slices[mine].reshape(axis.size, -1))

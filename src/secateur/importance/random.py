@@ -8,11 +8,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from secateur.importance.criterion import Criterion
 from secateur.importance.gather import Context
 
 
 @dataclass(frozen=True)
-class Random:
+class Random(Criterion):
     """Uniform scores, the same for the same seed and axis on every machine.
 
     >>> import secateur as sec

@@ -5,6 +5,7 @@
     class    of the model, its name
     plan     that leads here from the full size, or null
     tied     {stored name: [its other names]}
+    biases   [names of layers that were given a bias which the class does not give them]; may be absent
 
 One entry only, because the format does not fix the order of several: the same model makes the same bytes.
 """
@@ -43,6 +44,7 @@ class Header:
     class_name: str
     plan: Plan | None
     tied: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    biases: tuple[str, ...] = ()
 
     def metadata(self) -> dict[str, str]:
         data = {
@@ -51,6 +53,7 @@ class Header:
             "class": self.class_name,
             "plan": None if self.plan is None else to_data(self.plan),
             "tied": {name: list(others) for name, others in self.tied.items()},
+            "biases": list(self.biases),
         }
         return {_ENTRY: json.dumps(data, separators=(",", ":"), sort_keys=True)}
 
@@ -70,7 +73,7 @@ class Header:
             versions = f"it has layout {shown(data['version'])}, this library reads {VERSION}"
             raise FileError(f"{versions}; load it with what wrote it, version {shown(data['library'])}")
         plan = None if data["plan"] is None else from_data(data["plan"])
-        return Header(data["class"], plan, _tied(data["tied"]))
+        return Header(data["class"], plan, _tied(data["tied"]), _biases(data.get("biases", [])))
 
     def source(self, stored: set[str]) -> dict[str, str]:
         """{each name, tied ones too: the stored name that holds its tensor}."""
@@ -90,6 +93,12 @@ def _tied(data: Any) -> dict[str, tuple[str, ...]]:
     if not all(isinstance(others, list) and all(isinstance(o, str) for o in others) for others in lists):
         raise FileError(f"its list of tied tensors is none; {_REMEDY}")
     return {name: tuple(others) for name, others in data.items()}
+
+
+def _biases(data: Any) -> tuple[str, ...]:
+    if not isinstance(data, list) or not all(isinstance(name, str) for name in data):
+        raise FileError(f"its list of added biases is none; {_REMEDY}")
+    return tuple(data)
 
 
 def class_name(model: nn.Module) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Mapping
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -15,8 +15,8 @@ from secateur.errors import FileError, SecateurError
 from secateur.io.file import Header, about, class_name, opened
 from secateur.io.state import State, set_extra
 from secateur.plan.json import shown
-from secateur.plan.plan import Plan
 from secateur.surgery import Cut
+from secateur.surgery.bias import add_biases, check_biases
 from secateur.trace import unwrap
 from secateur.trace.held import Snapshot
 
@@ -43,9 +43,7 @@ def load(path: str | os.PathLike[str], model: Model) -> Model:
         inner = unwrap(model)
         header = Header.read(file.metadata())
         _check_model(inner, header)
-        stored = _matched(State.of(inner), header, set(file.keys()))
-        values = {name: file.get_tensor(key) for name, key in stored.items()}  # mapped, not yet read
-        _Loading(inner).carry_out(header.plan, values)
+        _Loading(inner).carry_out(header, file)
     return model
 
 
@@ -91,11 +89,15 @@ class _Loading:
         self._overwritten: list[tuple[Tensor, Tensor]] = []  # the model's own tensors, and the values they had
         self._cut: Cut | None = None
 
-    def carry_out(self, plan: Plan | None, values: Mapping[str, Tensor]) -> None:
+    def carry_out(self, header: Header, file: Any) -> None:
         try:
-            if plan is not None:
-                self._cut = Cut(self._model, plan)
-                remember(self._model, plan)
+            add_biases(self._model, header.biases)
+            stored = _matched(State.of(self._model), header, set(file.keys()))
+            values = {name: file.get_tensor(key) for name, key in stored.items()}  # mapped, not yet read
+            if header.plan is not None:
+                self._cut = Cut(self._model, header.plan)
+                remember(self._model, header.plan)
+            check_biases(self._model, header.biases)
             state = State.of(self._model)
             for name, tensor in state.tensors.items():
                 if name in values:

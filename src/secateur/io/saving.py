@@ -14,6 +14,7 @@ from secateur.errors import FileError
 from secateur.io.atomic import replacing
 from secateur.io.file import Header, about, class_name, storable, write
 from secateur.io.state import State
+from secateur.surgery.bias import added_biases, with_added
 from secateur.trace import unwrap
 
 
@@ -41,8 +42,8 @@ def save(model: nn.Module, path: str | os.PathLike[str], *, overwrite: bool = Tr
         stored = {group[0]: state.tensors[group[0]] for group in groups} | dict(state.extra)
         plan = plan_of(inner)
         if plan is not None:
-            plan = dataclasses.replace(plan, example=None)  # loading runs nothing
-        header = Header(class_name(inner), plan, {g[0]: g[1:] for g in groups if len(g) > 1})
+            plan = dataclasses.replace(with_added(plan, inner), example=None)  # loading runs nothing
+        header = Header(class_name(inner), plan, {g[0]: g[1:] for g in groups if len(g) > 1}, added_biases(inner))
         with replacing(target, overwrite=overwrite) as new:
             write(new, _separate(stored), header)
 

@@ -14,10 +14,17 @@ def settle(sizes: Sizes, wanted: Mapping[Atom, int]) -> dict[Atom, int]:
     """The counts nearest to the wanted ones that satisfy every constraint; an axis that cannot follow stays whole."""
     counts = dict(wanted)
     for atoms, constraints in components(sizes):
-        if all(sizes.holds(c, counts) for c in constraints):
-            continue
-        counts.update(_search(sizes, atoms, constraints, wanted))
+        counts.update(settle_group(sizes, atoms, constraints, wanted))
     return counts
+
+
+def settle_group(
+    sizes: Sizes, atoms: Sequence[Atom], constraints: Sequence[Constraint], wanted: Mapping[Atom, int]
+) -> dict[Atom, int]:
+    """The same for axes whose counts depend on each other and on no others."""
+    if all(sizes.holds(c, wanted) for c in constraints):
+        return {atom: wanted[atom] for atom in atoms if atom in wanted}
+    return _search(sizes, atoms, constraints, wanted)
 
 
 def components(sizes: Sizes) -> list[tuple[list[Atom], list[Constraint]]]:

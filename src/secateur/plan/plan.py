@@ -4,19 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import compress
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from secateur.axes import free_atoms, keep_mask, size_after
+from secateur.axes import Atom, Mask, free_atoms, keep_mask, size_after
 from secateur.errors import PlanError
-from secateur.importance import Importance, Magnitude
+from secateur.importance import Importance, Magnitude, Scope
 from secateur.plan.configs import config_fields
 from secateur.plan.cost import CostModel
 from secateur.plan.problem import Problem
-from secateur.plan.targets import Chosen, Ratio, Target
+from secateur.plan.targets import Budget, Budgets, Chosen, Ratio, Target
 from secateur.trace.graph import Graph
 from secateur.trace.sizes import Place
 
@@ -72,6 +73,7 @@ class Plan:
     params: Change = Change(0, 0)
     bytes: Change = Change(0, 0)
     example: Any = field(default=None, repr=False, compare=False)
+    confirmation: Any = field(default=None, repr=False, compare=False)  # of a measured target: asked, predicted, came
 
     @property
     def keep(self) -> dict[str, dict[int, Tensor]]:
@@ -107,17 +109,19 @@ class Plan:
         for a in self.axes:
             mark = "" if a.exact else "  inexact"
             lines.append(f"{a.name:<{width}}  {a.size:>6}  {len(a.keep):>5}  {a.macs:>14,}  {a.params:>12,}{mark}")
-        return "\n".join([*lines, f"MACs    {self.macs}", f"params  {self.params}"])
+        lines += [f"MACs    {self.macs}", f"params  {self.params}"]
+        return "\n".join(lines if self.confirmation is None else [*lines, f"latency {self.confirmation}"])
 
 
 def plan(
     graph: Graph,
-    target: Target | Mapping[str, float],
+    target: Target | Mapping[str, float] | tuple[Budget, ...],
     *,
     importance: Importance | None = None,
     exact: bool = False,
     protect: Sequence[str] = (),
     round_to: int = 1,
+    scope: Scope | str | None = None,
 ) -> Plan:
     """Decide which positions stay.
 
@@ -129,16 +133,21 @@ def plan(
     MACs    48 → 24 (50.0%)
     params  58 → 30 (51.7%)
 
-    `target` is `Ratio(r)`, `Macs(f)`, `Params(f)` or `Zeros()`. `importance` scores the positions of an axis; the best
+    `target` is `Ratio(r)`, `Macs(f)`, `Params(f)`, `Bytes(f)`, `Latency(f)`, several of these budgets (`a & b`, or a
+    tuple), or `Zeros()`. `importance` scores the positions of an axis; the best
     stay. `exact=True` cuts only axes whose cut is exact; `protect` names axes, modules or parameters that stay whole,
-    as globs; `round_to` keeps multiples of it, as far as an axis is that large.
+    as globs; `round_to` keeps multiples of it, as far as an axis is that large. `scope` says among which positions
+    one is ranked: those of its "axis" (a budget then cuts all axes by one ratio), "global" or "isomorphic"; where
+    nothing is said, a ratio holds for each axis and a budget is spent where it costs the least importance.
     """
     if not isinstance(graph, Graph):
         raise PlanError(f"plan takes a Graph, not {type(graph).__name__}; make one with secateur.trace")
     if isinstance(target, Mapping):
         target = Ratio(target)
+    if isinstance(target, tuple):
+        target = Budgets.of(*target)
     if not hasattr(target, "choose"):
-        raise PlanError(f"a target is Ratio(r), Macs(f), Params(f) or Zeros(), not {target!r}")
+        raise PlanError(f"a target is Ratio(r), Macs(f), Params(f), Bytes(f), Latency(f) or Zeros(), not {target!r}")
     if isinstance(round_to, bool) or not isinstance(round_to, int) or round_to < 1:
         raise PlanError(f"round_to is a whole number from 1 on, not {round_to!r}")
     if isinstance(protect, str):
@@ -146,8 +155,10 @@ def plan(
     criterion = Magnitude() if importance is None else importance
     if not callable(criterion):
         raise PlanError(f"importance is a function of a Context, such as Magnitude(), not {criterion!r}")
-    problem = Problem(graph, criterion, exact=exact, protect=tuple(protect), round_to=round_to)
-    return make_plan(graph, target.choose(problem))
+    # The problem is gone, with what it remembers, before the plan is made.
+    problem = Problem(graph, criterion, exact=exact, protect=tuple(protect), round_to=round_to, scope=scope)
+    chosen = target.choose(problem)
+    return make_plan(graph, chosen)
 
 
 def make_plan(graph: Graph, chosen: Chosen) -> Plan:
@@ -162,11 +173,7 @@ def make_plan(graph: Graph, chosen: Chosen) -> Plan:
         saved = (cost.macs.saved(axis.atom, len(positions)), cost.params.saved(axis.atom, len(positions)))
         axes.append(AxisPlan(axis.name, axis.size, tuple(positions.tolist()), axis.exact, *saved))
     counts = {atom: int(mask.sum()) for atom, mask in masks.items()}
-    kept: dict[str, dict[int, tuple[int, ...]]] = {}
-    for name, dims in graph.layouts.items():
-        for i, layout in enumerate(dims):
-            if any(atom in masks for atom in free_atoms(layout)):
-                kept.setdefault(name, {})[i] = tuple(np.flatnonzero(keep_mask(layout, masks)).tolist())
+    kept = _kept(graph, masks)
     sizes = graph.sizes
     attributes = [(place, sizes.held(place, {}), value) for place, value in sizes.changed_places(counts).items()]
     after = {name: [size_after(dim, counts) for dim in dims] for name, dims in graph.layouts.items()}
@@ -183,4 +190,18 @@ def make_plan(graph: Graph, chosen: Chosen) -> Plan:
         params=Change(cost.params({}), cost.params(counts)),
         bytes=Change(cost.bytes({}), cost.bytes(counts)),
         example=graph.example,
+        confirmation=getattr(chosen, "confirmation", None),
     )
+
+
+def _kept(graph: Graph, masks: Mapping[Atom, Mask]) -> dict[str, dict[int, tuple[int, ...]]]:
+    """What stays of each dimension that changes; dimensions that lie alike share one tuple, and all share numbers."""
+    layouts = {id(layout): layout for dims in graph.layouts.values() for layout in dims}
+    cut = {key: layout for key, layout in layouts.items() if not masks.keys().isdisjoint(free_atoms(layout))}
+    numbers = tuple(range(max((layout.size for layout in cut.values()), default=0)))
+    made = {key: tuple(compress(numbers, keep_mask(layout, masks).tolist())) for key, layout in cut.items()}
+    kept = {
+        name: {i: made[id(layout)] for i, layout in enumerate(dims) if id(layout) in cut}
+        for name, dims in graph.layouts.items()
+    }
+    return {name: dims for name, dims in kept.items() if dims}

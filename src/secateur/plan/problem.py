@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from functools import cached_property
 from typing import Any
@@ -10,17 +12,31 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from secateur.axes import Atom
+from secateur.axes import Atom, Polynomial
 from secateur.errors import PlanError
-from secateur.importance import Context, Importance
+from secateur.importance import Context, Importance, Scope, rank
+from secateur.plan.allocation import Counts, Ladder, Limit, Rung, ladder
 from secateur.plan.cost import CostModel
-from secateur.plan.counts import components, settle
+from secateur.plan.counts import components, settle, settle_group
 from secateur.trace.graph import Axis, Graph
 
-Counts = Mapping[Axis, int]
-
+_TIED_RUNGS = 32  # steps in which axes whose counts depend on each other are cut
 _USED_UP = 0.995  # the part of a budget that is enough
 _HALVINGS = 10  # of the span of ratios in which a group's is looked for
+
+
+@dataclass(frozen=True)
+class Counted:
+    """A cost that is counted, by what axes keep."""
+
+    polynomial: Polynomial
+
+    def __call__(self, counts: Counts) -> int:
+        return self.polynomial(_by_atom(counts))
+
+    def saved(self, counts: Counts, change: Counts) -> int:
+        """How much less it is after some counts change."""
+        return self.polynomial.difference(_by_atom(counts), _by_atom(change))
 
 
 def matches(glob: str, axis: Axis) -> bool:
@@ -33,7 +49,14 @@ class Problem:
     """The axes of a graph that may be cut, with a score for each position."""
 
     def __init__(
-        self, graph: Graph, importance: Importance, *, exact: bool, protect: Sequence[str], round_to: int
+        self,
+        graph: Graph,
+        importance: Importance,
+        *,
+        exact: bool,
+        protect: Sequence[str],
+        round_to: int,
+        scope: Scope | str | None = None,
     ) -> None:
         for glob in protect:
             if not any(fnmatchcase(n, p) for n in graph.layouts for p in (glob, f"{glob}.*")) and not any(
@@ -43,13 +66,17 @@ class Problem:
         self.graph = graph
         self.importance = importance
         self.round_to = round_to
+        self.scope = scope
         self.axes = tuple(
             axis
             for axis in graph.axes
             if (axis.exact or not exact) and not any(matches(glob, axis) for glob in protect)
         )
         self._of_atom = {axis.atom: axis for axis in self.axes}
-        self._cost = CostModel(graph)
+        costs = CostModel(graph)
+        self.macs = Counted(costs.macs)  # multiply-accumulates of one run on the example
+        self.params = Counted(costs.params)  # parameters, tied ones once
+        self.bytes = Counted(costs.bytes)
         self._scores: dict[Axis, Tensor] = {}
         self._memo: dict[Any, Any] = {}
 
@@ -97,15 +124,54 @@ class Problem:
                 counts = more
         return counts
 
-    # costs -----------------------------------------------------------------------------------------------------
+    # budgets ---------------------------------------------------------------------------------------------------
 
-    def macs(self, counts: Counts) -> int:
-        """Multiply-accumulates of one run on the example."""
-        return self._cost.macs(_by_atom(counts))
+    def ladders(self, limits: Sequence[Limit], least: float) -> list[Ladder]:
+        """What axes can keep, from all down to the fraction `least`; those whose counts depend on each other as one."""
+        scores = self._comparable(limits)
+        tied = components(self.graph.sizes)
+        ladders = []
+        for atoms, constraints in tied:
+            group = [self._of_atom[atom] for atom in atoms if atom in self._of_atom]
+            if group:
+                ladders.append(self._tied(group, atoms, constraints, scores, least))
+        alone = set(self.axes) - {self._of_atom[a] for atoms, _ in tied for a in atoms if a in self._of_atom}
+        for axis in self.axes:
+            if axis in alone:
+                fewest = self._rounded(axis, math.ceil(axis.size * least))
+                ladders.append(ladder(axis, scores[axis], fewest, self.round_to))
+        return ladders
 
-    def params(self, counts: Counts) -> int:
-        """Parameters, tied ones once."""
-        return self._cost.params(_by_atom(counts))
+    def _tied(
+        self, group: list[Axis], atoms: list[Atom], constraints: Any, scores: Mapping[Axis, Tensor], least: float
+    ) -> Ladder:
+        """Axes whose counts depend on each other are cut by the same ratio, as near as sizes allow."""
+        lost = {axis: [0.0, *scores[axis].sort().values.clamp_min(0).cumsum(0).tolist()] for axis in group}
+        rungs: dict[tuple[int, ...], Rung] = {}
+        for n in range(_TIED_RUNGS + 1):
+            wanted = {axis.atom: self._keep(axis, n / _TIED_RUNGS * (1 - least)) for axis in group}
+            settled = settle_group(self.graph.sizes, atoms, constraints, wanted)
+            counts = {axis: settled.get(axis.atom, axis.size) for axis in group}
+            rung = Rung(counts, sum(lost[axis][axis.size - count] for axis, count in counts.items()))
+            rungs.setdefault(tuple(counts.values()), rung)
+        return tuple(sorted(rungs.values(), key=lambda rung: rung.lost))
+
+    def _comparable(self, limits: Sequence[Limit]) -> dict[Axis, Tensor]:
+        """Scores that can be compared across axes.
+
+        Where nothing else is said, those of a criterion without a common unit count relative to their axis, and an
+        axis as a whole counts as much as it costs: more cannot be told without data.
+        """
+        scores = {axis: self.scores(axis) for axis in self.axes}
+        if self.scope is not None:
+            return rank(scores, self.scope, self.graph)
+        if getattr(self.importance, "comparable", False):
+            return scores
+        found = {}
+        for axis, own in scores.items():
+            worth = sum(limit.saving({}, {axis: 0}) / max(limit.limit, 1e-30) for limit in limits)
+            found[axis] = own * (worth / float(own.sum().clamp_min(1e-300)))
+        return found
 
     # positions -------------------------------------------------------------------------------------------------
 
@@ -116,7 +182,7 @@ class Problem:
         return self._scores[axis]
 
     def _context(self, axis: Axis) -> Context:
-        return Context(axis, self._tensors, self.graph.layouts, self._norms, self._memo)
+        return Context(axis, self.graph, self._tensors, self._norms, self._memo)
 
     @cached_property
     def _norms(self) -> frozenset[str]:

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 from torch import Tensor
 
 from secateur.errors import PlanError
+from secateur.importance import PerAxis
+from secateur.plan.allocation import Counts, Limit, allocate
 from secateur.plan.problem import Problem, matches
 from secateur.trace.graph import Axis
+
+_FEWEST = (0.1, 0.0)  # of an axis: first none is cut below a tenth, then down to one position if that must be
 
 Chosen = Mapping[Axis, Tensor]  # the kept positions of each axis that is cut, sorted
 
@@ -40,7 +44,8 @@ class Ratio:
     6
 
     A mapping gives ratios by glob, matched with the axis's name and with the tensors that it is part of; the first
-    that matches counts, and an axis that none matches stays whole: `Ratio({"layer4.*": 0.3})`.
+    that matches counts, and an axis that none matches stays whole: `Ratio({"layer4.*": 0.3})`. With a `scope` other
+    than each axis by itself, it is the fraction of all positions together that goes.
     """
 
     ratio: float | Mapping[str, float]
@@ -61,44 +66,116 @@ class Ratio:
             for glob in self.ratio:
                 if not any(matches(glob, axis) for axis in problem.axes):
                     raise PlanError(f"Ratio: no axis and no tensor matches {glob!r}; print(graph) shows the names")
-        return problem.best(problem.counts(self.of))
+        if problem.scope is None or isinstance(self.ratio, Mapping):
+            return problem.best(problem.counts(self.of))
+        places = sum(axis.size for axis in problem.axes)
+        limit = Limit(f"Ratio({self.ratio})", _places(problem.axes), places * (1 - self.ratio))
+        return problem.best(within(problem, (limit,)))
 
 
-def _always(ratio: float) -> Callable[[Axis], float]:
-    return lambda _: ratio
+def _places(axes: Sequence[Axis]) -> Callable[[Counts], float]:
+    """How many positions all axes keep together."""
+    return lambda counts: sum(counts.get(axis, axis.size) for axis in axes)
 
 
 @dataclass(frozen=True)
-class _Budget:
+class Budget:
+    """Keep at most a fraction of something. `a & b` keeps both.
+
+    >>> import secateur as sec
+    >>> sec.Macs(0.5) & sec.Params(0.6)
+    Macs(fraction=0.5) & Params(fraction=0.6)
+    """
+
     fraction: float
 
     def __post_init__(self) -> None:
         _fraction(self.fraction, type(self).__name__, whole=True)
 
-    def cost(self, problem: Problem) -> Callable[[Mapping[Axis, int]], int]:
+    def __str__(self) -> str:
+        return f"{type(self).__name__}({self.fraction})"
+
+    def __and__(self, other: object) -> Budgets:
+        return Budgets.of(self, other)
+
+    def cost(self, problem: Problem) -> Callable[[Counts], float]:
+        """What is kept within the budget."""
         raise NotImplementedError
 
-    def choose(self, problem: Problem) -> Chosen:
-        """The smallest uniform ratio that fits into the budget."""
+    def limit(self, problem: Problem) -> Limit:
+        """The budget as a number."""
         cost = self.cost(problem)
-        whole = cost({})
-        budget = whole * self.fraction
-        low, high = 0.0, 1.0
-        least = cost(problem.counts(_always(1.0)))
-        if least > budget:
+        return Limit(str(self), cost, cost({}) * self.fraction)
+
+    def choose(self, problem: Problem, beside: Sequence[Limit] = ()) -> Chosen:
+        """The best positions that fit, within this budget and others beside it."""
+        return problem.best(within(problem, (self.limit(problem), *beside)))
+
+
+@dataclass(frozen=True, repr=False)
+class Budgets:
+    """Several budgets at once: every one of them holds."""
+
+    parts: tuple[Budget, ...]
+
+    @staticmethod
+    def of(*parts: object) -> Budgets:
+        """Budgets and budgets of budgets, as one."""
+        flat: list[Budget] = []
+        for part in parts:
+            if not isinstance(part, Budget | Budgets):
+                raise PlanError(f"only budgets can be combined, such as Macs(0.5) & Params(0.6); {part!r} is none")
+            flat += part.parts if isinstance(part, Budgets) else (part,)
+        return Budgets(tuple(flat))
+
+    def __repr__(self) -> str:
+        return " & ".join(map(repr, self.parts))
+
+    def __and__(self, other: object) -> Budgets:
+        return Budgets.of(self, other)
+
+    def choose(self, problem: Problem) -> Chosen:
+        """The best positions that fit. A budget with a way of its own to choose leads; the others hold beside it."""
+        own = [part for part in self.parts if type(part).choose is not Budget.choose]
+        leading = (own or self.parts)[0]
+        return leading.choose(problem, [part.limit(problem) for part in self.parts if part is not leading])
+
+
+def within(problem: Problem, limits: Sequence[Limit]) -> dict[Axis, int]:
+    """Counts that respect every limit and lose as little importance as possible; one ratio for all if the scope is."""
+    least = problem.counts(lambda _: 1.0)
+    for limit in limits:
+        if limit.cost(least) > limit.limit:
             raise PlanError(
-                f"{type(self).__name__}({self.fraction}) cannot be reached: the lowest is {least / whole:.3f}, with "
-                "one position left of every axis that may be cut. print(graph) shows what is blocked and why"
+                f"{limit.name} cannot be reached: the lowest is {limit.cost(least) / limit.cost({}):.3f}, with one "
+                "position left of every axis that may be cut. print(graph) shows what is blocked and why"
             )
-        for _ in range(40):
-            middle = (low + high) / 2
-            fits = cost(problem.counts(_always(middle))) <= budget
-            low, high = (low, middle) if fits else (middle, high)
-        return problem.best(problem.fit(high, cost, budget))
+    if problem.scope == "axis" or isinstance(problem.scope, PerAxis):
+        return _uniform(problem, limits)
+    for fewest in _FEWEST:
+        counts = allocate(problem.ladders(limits, fewest), limits)
+        if counts is not None:
+            return counts
+    return _uniform(problem, limits)
+
+
+def _uniform(problem: Problem, limits: Sequence[Limit]) -> dict[Axis, int]:
+    """The smallest ratio for all axes that respects every limit, with what that leaves given back."""
+
+    def used(counts: Counts) -> float:
+        """The part of its limit that the tightest one takes."""
+        return max(limit.cost(counts) / limit.limit for limit in limits)
+
+    low, high = 0.0, 1.0
+    for _ in range(40):
+        middle = (low + high) / 2
+        fits = used(problem.counts(lambda _, ratio=middle: ratio)) <= 1  # type: ignore[misc]
+        low, high = (low, middle) if fits else (middle, high)
+    return problem.fit(high, used, 1.0)  # type: ignore[arg-type]
 
 
 @dataclass(frozen=True)
-class Macs(_Budget):
+class Macs(Budget):
     """Keep at most the fraction `fraction` of the multiply-accumulates.
 
     >>> import secateur as sec, torch
@@ -108,12 +185,13 @@ class Macs(_Budget):
     (64, 32)
     """
 
-    def cost(self, problem: Problem) -> Callable[[Mapping[Axis, int]], int]:
+    def cost(self, problem: Problem) -> Callable[[Counts], float]:
+        """Multiply-accumulates of one run on the example."""
         return problem.macs
 
 
 @dataclass(frozen=True)
-class Params(_Budget):
+class Params(Budget):
     """Keep at most the fraction `fraction` of the parameters.
 
     >>> import secateur as sec, torch
@@ -123,8 +201,25 @@ class Params(_Budget):
     (76, 31)
     """
 
-    def cost(self, problem: Problem) -> Callable[[Mapping[Axis, int]], int]:
+    def cost(self, problem: Problem) -> Callable[[Counts], float]:
+        """Parameters, tied ones once."""
         return problem.params
+
+
+@dataclass(frozen=True)
+class Bytes(Budget):
+    """Keep at most the fraction `fraction` of the bytes that the parameters take.
+
+    >>> import secateur as sec, torch
+    >>> net = torch.nn.Sequential(torch.nn.Embedding(9, 8, dtype=torch.half), torch.nn.Linear(8, 4, dtype=torch.half))
+    >>> plan = sec.plan(sec.trace(net, torch.zeros(1, dtype=torch.long)), Bytes(0.5))
+    >>> plan.bytes.before, plan.bytes.after
+    (216, 86)
+    """
+
+    def cost(self, problem: Problem) -> Callable[[Counts], float]:
+        """Bytes of the parameters, tied ones once."""
+        return problem.bytes
 
 
 @dataclass(frozen=True)

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import enum
 import math
+import operator
 import reprlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
-from itertools import pairwise
+from itertools import islice
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -21,6 +23,8 @@ from secateur.surgery.readable import refresh
 from secateur.trace.held import Snapshot, Walk, holder, read, write
 from secateur.trace.held import _items as items
 from secateur.trace.sizes import Place
+
+_CHUNK = 2**16  # elements that are held at a time beside what is made of them
 
 
 def named_tensors(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
@@ -144,7 +148,7 @@ def _reached(modules: Mapping[str, nn.Module], place: Place) -> Any:
 def _check_index(name: str, dim: int, index: Sequence[int], shape: Sequence[int]) -> None:
     if not 0 <= dim < len(shape):
         raise PlanError(f"the plan cuts dimension {dim} of {name}, which has {len(shape)}")
-    if not index or any(b <= a for a, b in pairwise(index)):
+    if not index or any(map(operator.ge, index, islice(index, 1, None))):
         raise PlanError(f"the plan's positions for {name} dim {dim} are not a rising, non-empty list")
     if index[0] < 0 or index[-1] >= shape[dim]:
         raise PlanError(f"the plan keeps position {index[-1]} of {name} dim {dim}, which has {shape[dim]}")
@@ -152,34 +156,54 @@ def _check_index(name: str, dim: int, index: Sequence[int], shape: Sequence[int]
 
 def select(tensor: Tensor, kept: Mapping[int, Sequence[int]]) -> Tensor:
     """The kept slices of a tensor, in its memory format."""
-    with torch.no_grad():
-        out = tensor.detach()
-        for dim, index in kept.items():
-            out = out.index_select(dim, torch.as_tensor(index, device=tensor.device))
-        for layout in (torch.channels_last, torch.channels_last_3d):
-            if tensor.dim() == (4 if layout is torch.channels_last else 5) and _only(tensor, layout):
-                out = out.contiguous(memory_format=layout)
-    return out
+    return fill(room(tensor, kept), tensor, kept)
+
+
+def room(tensor: Tensor, kept: Mapping[int, Sequence[int]]) -> Tensor:
+    """Memory for the kept slices of a tensor, in its memory format."""
+    shape = [len(kept[dim]) if dim in kept else size for dim, size in enumerate(tensor.shape)]
+    layouts = (torch.channels_last, torch.channels_last_3d)
+    layout = next((f for f in layouts if _only(tensor, f)), torch.contiguous_format)
+    return torch.empty(shape, dtype=tensor.dtype, device=tensor.device, memory_format=layout)
+
+
+@torch.no_grad()
+def fill(new: Tensor, tensor: Tensor, kept: Mapping[int, Sequence[int]]) -> Tensor:
+    """Put the kept slices of a tensor into the room made for them, a few at a time."""
+    old = tensor.detach()
+    index = {dim: torch.from_numpy(np.array(i, np.int64)).to(old.device) for dim, i in kept.items()}
+    if not index:
+        return new.copy_(old)
+    (along, rows), *others = sorted(index.items())
+    if not others:
+        return torch.index_select(old, along, rows, out=new)
+    *middle, (last, columns) = others
+    step = max(1, _CHUNK * old.shape[along] // max(old.numel(), 1))
+    for start in range(0, len(rows), step):
+        part = old.index_select(along, rows[start : start + step])
+        for dim, positions in middle:
+            part = part.index_select(dim, positions)
+        torch.index_select(part, last, columns, out=new.narrow(along, start, part.shape[along]))
+    return new
 
 
 def _only(tensor: Tensor, layout: torch.memory_format) -> bool:
-    return tensor.is_contiguous(memory_format=layout) and not tensor.is_contiguous()
+    dims = 4 if layout is torch.channels_last else 5
+    return tensor.dim() == dims and tensor.is_contiguous(memory_format=layout) and not tensor.is_contiguous()
 
 
 def new_tensors(have: Mapping[str, Tensor], kept: Mapping[str, Mapping[int, Sequence[int]]]) -> dict[int, Tensor]:
     """The cut tensor for each old one, by its id; tied names must agree."""
-    made: dict[int, Tensor] = {}
-    plans: dict[int, tuple[str, Mapping[int, Sequence[int]]]] = {}
+    firsts: dict[int, str] = {}
     for name, dims in kept.items():
-        old = have[name]
-        if id(old) in made:
-            first, other = plans[id(old)]
-            if dict(other) != dict(dims):
-                raise ApplyError(f"{name} and {first} are one tensor, but the plan cuts them differently")
-            continue
-        made[id(old)] = _like(old, select(old, dims), partial(select, kept=dims))
-        plans[id(old)] = (name, dims)
-    return made
+        first = firsts.setdefault(id(have[name]), name)
+        if dict(kept[first]) != dict(dims):
+            raise ApplyError(f"{name} and {first} are one tensor, but the plan cuts them differently")
+    # All that stays is allocated first: memory that is only passed through would leave holes in between.
+    made = {name: room(have[name], kept[name]) for name in firsts.values()}
+    for name, data in made.items():
+        fill(data, have[name], kept[name])
+    return {id(have[n]): _like(have[n], data, partial(select, kept=kept[n])) for n, data in made.items()}
 
 
 def _like(old: Tensor, data: Tensor, follow: Callable[[Tensor], Tensor]) -> Tensor:

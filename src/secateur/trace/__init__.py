@@ -38,10 +38,11 @@ def trace(model: nn.Module, example: Any) -> Graph:
         if isinstance(module, torch.jit.ScriptModule):
             raise TraceError(f"{name or 'the model'} is TorchScript, whose code cannot be followed; trace the original")
     capture = _capture(model, example, training=False, into=None)
+    steps = tuple(capture.tracer.steps)
     if any(not value.used for name, value in capture.values.items() if capture.kinds[name] == "parameter"):
         with contextlib.suppress(TraceError):  # some models cannot train on one example; eval is what counts
             _capture(model, example, training=True, into=capture)
-    return build(model, example, capture)
+    return build(model, example, capture, steps)
 
 
 def macs(model: nn.Module, example: Any) -> int:

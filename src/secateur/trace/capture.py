@@ -28,12 +28,15 @@ from secateur.trace import signatures as signatures  # registers them
 from secateur.trace.environment import laid_open
 from secateur.trace.environment import unscripted as unscripted  # for verify
 from secateur.trace.held import Snapshot, Walk
-from secateur.trace.sizes import Attr, Dim, Op, Place, Size
+from secateur.trace.readable import readable
+from secateur.trace.sizes import Attr, Dim, Expr, Op, Place, Size, plain
 from secateur.trace.tracer import Tracer, tensors_among
 from secateur.trace.value import Value
 
 _SHAPE = Tensor.shape.__get__  # type: ignore[attr-defined]
 _COUNTS = {Tensor.numel, Tensor.nelement, torch.numel}
+# Layers whose own code does not read these attributes: torch's others compare or compute with them.
+_PLAIN = (nn.Linear, nn.modules.conv._ConvNd, nn.modules.batchnorm._NormBase, nn.Embedding)
 _READS = {Tensor.tolist, Tensor.numpy, Tensor.__array__}
 
 
@@ -247,6 +250,7 @@ class Capture:
             context.enter_context(ops)
             context.enter_context(FunctionRecorder(self.tracer, ops))
             context.enter_context(laid_open(model))
+            self.tracer.said.update(_said_of_weights(names))
             output = model(*args, **kwargs)
         self._outputs(output)
 
@@ -322,6 +326,15 @@ class Capture:
                 value.tie_rows()
                 for dim in value.dims:
                     fix(dim, "a dimension of the model's output")
+
+
+def _said_of_weights(names: Mapping[nn.Module, str]) -> Iterator[tuple[Place, Expr]]:
+    """Attributes that only say what weights are, as what they are made of, for code that computes with them."""
+    for module, owner in names.items():
+        if isinstance(module, _PLAIN) and module._parameters.get("weight") is not None:
+            for name, size in readable(module):
+                if isinstance(size, Size) and plain(size) == plain(module.__dict__[name]):
+                    yield Place(owner, (name,)), size.expr
 
 
 def _rebuilt(item: Any, copied: dict[Any, Any]) -> Any:

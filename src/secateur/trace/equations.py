@@ -11,7 +11,8 @@ import random
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
-from secateur.axes import Atom, fix, note
+from secateur.axes import Atom, Layout, fix, note
+from secateur.axes import atoms as atoms_in
 from secateur.trace.sizes import (
     COMPARISONS,
     Attr,
@@ -24,6 +25,7 @@ from secateur.trace.sizes import (
     expr_atoms,
     parts,
     places,
+    words,
 )
 from secateur.trace.tracer import Tracer
 
@@ -48,15 +50,16 @@ class Constraint:
 class Sizes:
     """The solved equations of a traced run."""
 
-    def __init__(self, tracer: Tracer, now: Callable[[Place], int]) -> None:
+    def __init__(self, tracer: Tracer, now: Callable[[Place], int], names: Callable[[], Mapping[Atom, str]]) -> None:
         self._now = now
-        self.definitions: dict[Place, Expr] = {}
+        self._names = names
         wanted = [Constraint("==", e.expr, Dim(e.layout), True, e.where) for e in tracer.equations]
         seen = [Constraint(c.symbol, c.left, c.right, c.outcome, c.where) for c in tracer.comparisons]
-        self._define([*wanted, *(c for c in seen if (c.symbol, c.outcome) in (("==", True), ("!=", False)))])
-        self.constraints = self._tighten(self._open([*wanted, *seen]))
         exprs = [e for c in (*wanted, *seen) for e in (c.left, c.right)] + [use.expr for use in tracer.value_uses]
         self.read = {place for expr in exprs for place in places(expr)}  # by the model's code, in the traced run
+        self.definitions = {place: expr for place, expr in tracer.said.items() if place in self.read}
+        self._define([*wanted, *(c for c in seen if (c.symbol, c.outcome) in (("==", True), ("!=", False)))])
+        self.constraints = self._tighten(self._open([*wanted, *seen]))
         for use in tracer.value_uses:
             for atom in self.atoms_of(use.expr):
                 note(atom, f"its size is used as a number, by {use.use} ({use.where})")
@@ -187,7 +190,17 @@ class Sizes:
         if equal and (isinstance(constraint.left, Lit) or isinstance(constraint.right, Lit)):
             assert literal is not None
             return f"{literal.value} is a literal at {constraint.where}; hold it in an attribute to make it cuttable"
-        return f"its size must satisfy {constraint} at {constraint.where}"
+        return f"its size must satisfy {self._words(constraint)} at {constraint.where}"
+
+    def _words(self, constraint: Constraint) -> str:
+        negation = "" if constraint.outcome else "not "
+        left, right = (words(expr, self._named) for expr in (constraint.left, constraint.right))
+        return f"{negation}{left} {constraint.symbol} {right}"
+
+    def _named(self, layout: Layout) -> str:
+        names = self._names()
+        found = [names[atom] for atom in atoms_in(layout) if atom in names]
+        return f"the {layout.size} of {found[0]}" if found else f"a size of {layout.size}"
 
 
 def _undo(op: Op, result: Expr, on_left: bool) -> Expr | None:

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cache, partial
 from typing import Any
 
+import numpy as np
 from torch import nn
 
-from secateur.axes import Atom, Layout, Polynomial, fix, free_atoms, resolve, why_fixed
+from secateur.axes import Atom, Layout, Polynomial, atoms, fix, free_atoms, owned, resolve, why_fixed
 from secateur.trace.capture import Capture
 from secateur.trace.equations import Constraint, Sizes
 from secateur.trace.held import read
 from secateur.trace.naming import hint_heads, name_axes
 from secateur.trace.sizes import Place
+from secateur.trace.steps import Step
 from secateur.trace.tracer import Cost, Use
 
 
@@ -93,6 +96,7 @@ class Graph:
     sizes: Sizes = field(repr=False)
     costs: tuple[Cost, ...] = field(repr=False)
     uses: tuple[Use, ...] = field(repr=False)
+    steps: tuple[Step, ...] = field(repr=False)  # of the run in eval mode
     own_dims: Mapping[str, tuple[Layout, ...]] = field(repr=False)  # as tensors had them before anything was learnt
 
     @property
@@ -125,20 +129,21 @@ class Graph:
         return "\n".join(lines)
 
 
-def build(model: nn.Module, example: Any, capture: Capture) -> Graph:
+def build(model: nn.Module, example: Any, capture: Capture, steps: Sequence[Step]) -> Graph:
     """Solve the sizes, find the sites of every free axis, name them."""
     for value in capture.values.values():
         if not value.used:
             for dim in value.dims:
                 fix(dim, "not used when the model ran on the example")
-    cache: dict[Place, int] = {}
+    known: dict[Place, int] = {}
 
     def now(place: Place) -> int:
-        if place not in cache:
-            cache[place] = int(read(model, place))
-        return cache[place]
+        if place not in known:
+            known[place] = int(read(model, place))
+        return known[place]
 
-    sizes = Sizes(capture.tracer, now)
+    own_dims = {name: value.dims for name, value in capture.values.items()}
+    sizes = Sizes(capture.tracer, now, cache(partial(_first_sites, own_dims)))
     hint_heads(sizes.definitions)
     layouts = {name: tuple(resolve(dim) for dim in value.dims) for name, value in capture.values.items()}
     sites: dict[Atom, list[Site]] = {}
@@ -152,6 +157,8 @@ def build(model: nn.Module, example: Any, capture: Capture) -> Graph:
                 sites.setdefault(atom, []).append(Site(name, i))
             if not free and layout.size > 1:
                 blocked.append(Blocked(name, i, why_fixed(layout)))
+            elif stuck := _stuck(layout):
+                blocked.append(Blocked(name, i, f"{stuck} of its {layout.size} positions: {why_fixed(layout)}"))
     names = name_axes({atom: tuple((s.tensor, s.dim) for s in found) for atom, found in sites.items()}, layouts)
     axes = tuple(
         Axis(names[atom], atom.size, tuple(found), not atom.notes, "; ".join(atom.notes), atom)
@@ -170,5 +177,27 @@ def build(model: nn.Module, example: Any, capture: Capture) -> Graph:
         sizes=sizes,
         costs=tuple(capture.tracer.costs),
         uses=tuple(capture.tracer.uses),
-        own_dims={name: value.dims for name, value in capture.values.items()},
+        steps=tuple(steps),
+        own_dims=own_dims,
     )
+
+
+def _first_sites(tensors: Mapping[str, tuple[Layout, ...]]) -> dict[Atom, str]:
+    """The first dimension of a tensor that each axis is part of, to name it by before it has a name."""
+    found: dict[Atom, str] = {}
+    for name, dims in tensors.items():
+        for i, dim in enumerate(dims):
+            for atom in atoms(dim):
+                found.setdefault(atom, str(Site(name, i)))
+    return found
+
+
+def _stuck(layout: Layout) -> int:
+    """How many positions of a layout that can be cut no axis can take away."""
+    if isinstance(layout, Atom) or not any(atom.fixed for atom in atoms(layout)):
+        return 0
+    free = np.zeros(layout.size, np.bool_)
+    for atom, where, _ in owned(layout):
+        if atom.fixed is None:
+            free[where] = True
+    return int(layout.size - free.sum())

@@ -52,12 +52,12 @@ _OPAQUE_ROOTS = (
 
 def holder(obj: Any) -> dict[Any, Any] | list[Any] | None:
     """The mutable mapping or list behind an object, if it is one that we look into."""
-    if isinstance(obj, _SKIP) or obj is None:
-        return None
     if isinstance(obj, dict | list):
         return obj
     if isinstance(obj, nn.Module):
         return obj.__dict__
+    if obj is None or isinstance(obj, _SKIP):
+        return None
     if type(obj).__module__.partition(".")[0] in _OPAQUE_ROOTS:
         return None
     return getattr(obj, "__dict__", None)
@@ -119,6 +119,9 @@ def _put(store: Any, step: Any, value: Any) -> None:
     store[step.key if isinstance(step, Key) else step] = value
 
 
+_NOTHING: Any = ()  # what most of a module's containers hold
+
+
 class Snapshot:
     """The contents of every container reachable from a model's modules, to be put back."""
 
@@ -137,7 +140,7 @@ class Snapshot:
         if store is None or id(store) in self._seen or depth > 8:
             return
         self._seen.add(id(store))
-        self._saved.append((store, store.copy()))
+        self._saved.append((store, store.copy() if store else _NOTHING))
         if isinstance(store, dict | list):
             for value in store.values() if isinstance(store, dict) else store:
                 if not isinstance(value, nn.Module):
@@ -146,7 +149,9 @@ class Snapshot:
     def restore(self) -> None:
         """Put back every container's contents, touching only what differs."""
         for store, saved in self._saved:
-            if isinstance(store, dict):
+            if saved is _NOTHING:
+                store.clear()
+            elif isinstance(store, dict):
                 if len(store) != len(saved) or any(k not in store or store[k] is not v for k, v in saved.items()):
                     store.clear()
                     store.update(saved)

@@ -121,6 +121,13 @@ def parts(expr: Expr) -> Iterator[Attr | Dim | Lit]:
         yield expr
 
 
+def words(expr: Expr, name: Callable[[Layout], str]) -> str:
+    """An expression in words, with a name for each dimension's layout."""
+    if isinstance(expr, Op):
+        return f"({words(expr.left, name)} {expr.symbol} {words(expr.right, name)})"
+    return name(expr.layout) if isinstance(expr, Dim) else str(expr)
+
+
 def places(expr: Expr) -> list[Place]:
     """The places that an expression reads, each once."""
     return list(dict.fromkeys(part.place for part in parts(expr) if isinstance(part, Attr)))

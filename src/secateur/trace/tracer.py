@@ -15,7 +15,8 @@ from torch import Tensor
 
 from secateur.axes import Atom, Concat, Layout, atoms, constant, fix, free_atoms, pieces, resolve, unify, why_fixed
 from secateur.trace import registry
-from secateur.trace.sizes import Dim, Expr, Lit, Size, expr_of, plain
+from secateur.trace.sizes import Dim, Expr, Lit, Place, Size, expr_of, plain
+from secateur.trace.steps import Step, step
 from secateur.trace.value import Call, Value
 
 _OWN = str(Path(__file__).parents[1])
@@ -82,6 +83,8 @@ class Tracer:
     value_uses: list[ValueUse] = field(default_factory=list)
     costs: list[Cost] = field(default_factory=list)
     uses: list[Use] = field(default_factory=list)
+    said: dict[Place, Expr] = field(default_factory=dict)  # attributes that only say what weights are
+    steps: list[Step] = field(default_factory=list)
     unknown: dict[str, int] = field(default_factory=dict)
     group_axis: Layout | None = None  # what the last op's `groups` counts
     repeats: tuple[Layout | None, ...] = ()  # what the last op's repeat counts count
@@ -124,6 +127,7 @@ class Tracer:
             return
         flat = tensors_among((args, kwargs))
         values = [self.value(t) for t in flat]
+        self.steps.append(step(op, args, kwargs, self.value))
         if not registry.creates(op) and all(v.constant() for v in values):
             reason = next((why_fixed(d) for v in values for d in v.dims), _op_name(op))
             for tensor in tensors:
@@ -156,6 +160,7 @@ class Tracer:
         tensors = tensors_among(out if isinstance(out, tuple | list) else (out,))
         call = Call(self, func, [tuple(t.shape) for t in tensors])
         call.name = func.__name__
+        self.steps.append(step(func, args, kwargs, self.value))
         result = rule(call, *self._lift(args), **{k: self._lift(v) for k, v in kwargs.items()})
         for tensor, value in zip(tensors, result if isinstance(result, list) else [result], strict=True):
             if value.shape != tuple(tensor.shape):

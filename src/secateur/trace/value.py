@@ -133,6 +133,11 @@ class Call:
         else:
             self.summed.append((b.dims[j], of_b) if of_a is None else (a.dims[i], of_a))
 
+    def reads(self, weight: Value, i: int, x: Value) -> None:
+        """Remember that a weight reads a part of each of x's positions along a dimension of its own."""
+        if x.storage.made_of is None and weight.storage.made_of is not None:
+            self.summed.append((weight.dims[i], weight.storage.made_of))
+
     def reduce(self, x: Value, i: int, needs_zero: bool = True) -> None:
         """Reduce a dimension; exact when removed positions are zero and the reduction ignores zeros."""
         if not needs_zero:

@@ -46,6 +46,7 @@ def convolution(
             channels = Product((group_in, inner))
         else:
             unify(outer, inner)
+            call.reads(weight, 1, x)
             group, spread = factor(weight.dims[0], groups)
             unify(group, group_in)
             channels = Product((group_in, spread))

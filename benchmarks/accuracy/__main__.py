@@ -1,0 +1,65 @@
+"""`python -m benchmarks.accuracy [--quick] [--only TASK ...]`: see the package's docstring."""
+
+import argparse
+import json
+import platform
+import sys
+from pathlib import Path
+
+import torch
+from benchmarks.accuracy import plots
+from benchmarks.accuracy.goals import goals
+from benchmarks.accuracy.runner import Runner, Settings, versions
+from benchmarks.accuracy.store import Record, Store
+from benchmarks.accuracy.suite import TASKS
+from benchmarks.accuracy.tasks import Task
+
+RESULTS = Path(__file__).parent.parent / "results"
+QUICK_TASKS = ("resnet56", "ecg_lstm")
+QUICK = Settings(seeds=(0,), importances=("magnitude L2", "Taylor"), only_goal=True, tuning=0.3)
+
+
+def main() -> int:
+    arguments = _arguments()
+    torch.set_num_threads(arguments.threads)
+    settings = QUICK if arguments.quick else Settings()
+    names = arguments.only or (QUICK_TASKS if arguments.quick else tuple(TASKS))
+    command = " ".join(["python -m benchmarks.accuracy", *sys.argv[1:]])
+    store = Store(arguments.fresh)
+    verdicts = []
+    for name in names:
+        runner = Runner(TASKS[name], settings, store)
+        runner.everything()
+        if name == "resnet56" and not arguments.quick:
+            runner.latency_target(0.5)
+        _write(TASKS[name], runner.records, command, "quick" if arguments.quick else "full")
+        verdicts += goals(TASKS[name], runner.records)
+    print(*verdicts, sep="\n")
+    return 0
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.accuracy")
+    parser.add_argument("--quick", action="store_true", help="a part that ends within 15 minutes on two cores")
+    parser.add_argument("--only", nargs="+", choices=tuple(TASKS), help="these models and no others")
+    parser.add_argument("--fresh", action="store_true", help="measure again what an earlier run has measured")
+    parser.add_argument("--threads", type=int, default=1, help="threads that torch may use (default: 1)")
+    return parser.parse_args()
+
+
+def _write(task: Task, records: list[Record], command: str, extent: str) -> None:
+    RESULTS.mkdir(exist_ok=True)
+    stem = RESULTS / f"accuracy-{task.name}-{extent}"
+    content = {
+        "command": command,
+        "versions": versions(),
+        "machine": platform.machine(),
+        "goals": [str(goal) for goal in goals(task, records)],
+        "records": records,
+    }
+    stem.with_suffix(".json").write_text(json.dumps(content, indent=1) + "\n")
+    plots.curves(task, records, stem.with_suffix(".png"), command)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,99 @@
+"""What the benchmark is meant to show, and whether it does."""
+
+import statistics
+from dataclasses import dataclass
+
+from benchmarks.accuracy.cutting import OURS
+from benchmarks.accuracy.store import Record
+from benchmarks.accuracy.tasks import Task
+
+
+@dataclass(frozen=True)
+class Goal:
+    """A sentence with its figures, and whether it came true."""
+
+    text: str
+    met: bool
+
+    def __str__(self) -> str:
+        return f"{'met   ' if self.met else 'MISSED'}  {self.text}"
+
+
+def mean_score(records: list[Record], stage: str, factor: float, ours: bool) -> float | None:
+    """The mean over the seeds of ours, or of the best rival; None when there is none."""
+    chosen = [r for r in records if r["stage"] == stage and r.get("factor") == round(factor, 4)]
+    scores: dict[str, list[float]] = {}
+    for record in chosen:
+        if (record["method"] == OURS.name) == ours and "score" in record:
+            scores.setdefault(record["method"], []).append(record["score"])
+    return max((statistics.mean(values) for values in scores.values()), default=None)
+
+
+def goals(task: Task, records: list[Record]) -> list[Goal]:
+    """Every goal that the records of a task have something to say about."""
+    return [
+        goal
+        for goal in (
+            _ninety_percent(task, records),
+            _a_fifth_of_the_damage(task, records),
+            _never_behind(task, records),
+            *_speed(task, records),
+            _latency(task, records),
+        )
+        if goal is not None
+    ]
+
+
+def _ninety_percent(task: Task, records: list[Record]) -> Goal | None:
+    if task.name != "resnet56":
+        return None
+    score = mean_score(records, "cut", 2.1, ours=True)
+    found = "no result" if score is None else task.show(score)
+    return Goal(f"resnet56 at 2.1x fewer MACs, no training, at least 90%: {found}", score is not None and score >= 90)
+
+
+def _a_fifth_of_the_damage(task: Task, records: list[Record]) -> Goal:
+    text = f"{task.name} at {task.goal:.2f}x, damage at most a fifth of the best rival's"
+    dense = next(r["score"] for r in records if r["stage"] == "dense")
+    ours, rival = (mean_score(records, "cut", task.goal, ours=mine) for mine in (True, False))
+    if ours is None:
+        return Goal(f"{text}: no result", False)
+    if rival is None:
+        return Goal(f"{text}: {task.show(ours)}, and no rival could cut it", True)
+    shown = f"{task.show(ours)} and {task.show(rival)}, dense {task.show(dense)}"
+    return Goal(f"{text}: {shown}", dense - ours <= max(0.0, dense - rival) / 5)
+
+
+def _never_behind(task: Task, records: list[Record]) -> Goal:
+    text = f"{task.name}, never behind after equal fine-tuning"
+    factors = sorted({r["factor"] for r in records if r["stage"] == "tuned"})
+    shown, ahead = [], []
+    for factor in factors:
+        ours, rival = (mean_score(records, "tuned", factor, ours=mine) for mine in (True, False))
+        words = ["no result" if score is None else task.show(score) for score in (ours, rival)]
+        shown.append(f"{factor:.2f}x {words[0]} and {words[1]}")
+        ahead.append(ours is not None and (rival is None or ours >= rival))
+    return Goal(f"{text}: {', '.join(shown) or 'no result'}", bool(ahead) and all(ahead))
+
+
+def _speed(task: Task, records: list[Record]) -> list[Goal]:
+    ours = [r for r in records if r["stage"] == "timed" and r["method"] == OURS.name and "speedup" in r]
+    return [
+        Goal(
+            f"{task.name} at {r['factor']:.2f}x, at least 80% of the {task.quantity} reduction in measured speed "
+            f"(batch {task.timed}): {r['speedup']:.2f}x of {r['reduction']:.2f}x",
+            r["speedup"] >= 0.8 * r["reduction"],
+        )
+        for r in ours
+    ]
+
+
+def _latency(task: Task, records: list[Record]) -> Goal | None:
+    for record in records:
+        if record["stage"] == "latency":
+            text = f"{task.name}, a latency target is met within 5%"
+            if "error" in record:
+                return Goal(f"{text}: {record['error']}", False)
+            shown = f"asked {record['asked']:.2f} of the time, came {record['came']:.3f}"
+            return Goal(f"{text}: {shown}", abs(record["came"] / record["asked"] - 1) <= 0.05)
+    return None

@@ -1,0 +1,50 @@
+"""One way to train: the same for the first training and for the recovery after a cut."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+Batch = tuple[Any, Tensor]
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """How many steps of how many examples, and how fast. The rate goes up for a tenth of the steps, then to zero."""
+
+    steps: int
+    batch: int
+    rate: float
+    optimizer: str = "adam"
+    decay: float = 0.0
+
+
+def draws(n: int, batch: int, seed: int) -> Iterator[Tensor]:
+    """Batches of indices below `n` without end: every index once before any comes again."""
+    chance = torch.Generator().manual_seed(seed)
+    while True:
+        yield from (part for part in torch.randperm(n, generator=chance).split(batch) if len(part) == min(batch, n))
+
+
+def fit(
+    model: nn.Module, batches: Iterator[Batch], loss: Callable[[nn.Module, Batch], Tensor], recipe: Recipe
+) -> nn.Module:
+    """Train in place; the model comes back in eval mode."""
+    weights = [p for p in model.parameters() if p.requires_grad]
+    optimizer: torch.optim.Optimizer = torch.optim.AdamW(weights, recipe.rate, weight_decay=recipe.decay)
+    if recipe.optimizer == "sgd":
+        optimizer = torch.optim.SGD(weights, recipe.rate, momentum=0.9, nesterov=True, weight_decay=recipe.decay)
+    warm = max(1, recipe.steps // 10)
+    ramp = torch.optim.lr_scheduler.LinearLR(optimizer, 0.1, 1.0, warm)
+    cosine = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, max(1, recipe.steps - warm))
+    rate = torch.optim.lr_scheduler.SequentialLR(optimizer, [ramp, cosine], [warm])
+    model.train()
+    for _ in range(recipe.steps):
+        optimizer.zero_grad()
+        loss(model, next(batches)).backward()
+        nn.utils.clip_grad_norm_(weights, 1.0 if recipe.optimizer == "adam" else 5.0)
+        optimizer.step()
+        rate.step()
+    return model.eval()

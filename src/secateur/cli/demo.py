@@ -1,0 +1,102 @@
+"""`secateur demo`: the main job on data that is already here."""
+
+from __future__ import annotations
+
+import argparse
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from secateur.cli import report
+from secateur.cli.exits import Exit, UsageError
+from secateur.cli.folder import Folder
+from secateur.cli.packages import did_you_mean, optional
+from secateur.cli.screen import Screen, count, size, table
+from secateur.demo import DATA, Outcome
+from secateur.demo import run as run_demo
+from secateur.io import save
+
+HELP = "train two small classifiers, cut them to half, let them recover, and report"
+_FOLDER = Path("secateur-demo")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The options of this command."""
+    parser.add_argument("--seed", type=int, default=0, help="of everything but the clock (default 0)")
+    parser.add_argument("--data", default="digits", metavar="NAME", help=f"{' or '.join(DATA)} (default digits)")
+    parser.add_argument("--out", type=Path, metavar="DIR", help=f"where results go (default {_FOLDER}, replaced)")
+    parser.add_argument("--quick", action="store_true", help="train very little, to see that everything works")
+    parser.add_argument("--force", action="store_true", help="replace results that are there already")
+
+
+def run(args: argparse.Namespace, screen: Screen) -> Exit:
+    """Run the demo and write its report."""
+    if args.data not in DATA:
+        raise UsageError(f"there is no data {args.data!r}{did_you_mean(args.data, DATA)} It is {' or '.join(DATA)}")
+    if args.data == "digits":
+        optional("sklearn", "the demo")
+    report.check()
+    names = tuple(f"{key}.{end}" for key in ("residual-net", "lstm") for end in ("safetensors", "json", "html", "png"))
+    folder = Folder(args.out or _FOLDER, names, args.force or args.out is None)
+    folder.check()
+    outcomes = run_demo(args.seed, args.data, quick=args.quick)
+    with folder.filled() as new:
+        for outcome in outcomes:
+            _write(outcome, new, args)
+    pages = [folder.path / f"{_key(outcome)}.html" for outcome in outcomes]
+    screen.data(_data(args, outcomes, folder))
+    screen.show(_table(outcomes), "", "the reports:", *(f"  {page}" for page in pages))
+    return Exit.DONE
+
+
+def _key(outcome: Outcome) -> str:
+    return outcome.name.lower().replace(" ", "-")
+
+
+def _write(outcome: Outcome, folder: Path, args: argparse.Namespace) -> None:
+    key = _key(outcome)
+    save(outcome.model, folder / f"{key}.safetensors")
+    (folder / f"{key}.json").write_text(outcome.plan.to_json() + "\n", encoding="utf-8")
+    report.write(_story(outcome, args), folder, key)
+
+
+def _story(outcome: Outcome, args: argparse.Namespace) -> Any:
+    from secateur.importance import Magnitude
+    from secateur.report import Figure, Story, scores_of
+
+    stages = outcome.stages
+    figures = (
+        Figure("accuracy", tuple(stage.accuracy for stage in stages), "%"),
+        Figure("latency", tuple(stage.seconds for stage in stages), "s"),
+        Figure("file", tuple(stage.file_bytes for stage in stages), "B"),
+    )
+    return Story.of(
+        outcome.graph,
+        outcome.plan,
+        model=f"{outcome.name} on {args.data}",
+        scores=scores_of(outcome.graph, Magnitude()),
+        stages=tuple(stage.name for stage in stages),
+        figures=figures,
+        sweep=report.sweep_for_report(outcome.sweep),
+        notes=(f"secateur demo --data {args.data} --seed {args.seed}; latency is of a batch of 128 on one thread.",),
+    )
+
+
+def _table(outcomes: tuple[Outcome, ...]) -> Any:
+    columns = ("", "accuracy", "parameters", "MACs", "file", "latency")
+    rows = []
+    for outcome in outcomes:
+        for stage in outcome.stages:
+            figures = (f"{stage.accuracy:.1%}", count(stage.params), count(stage.macs), size(stage.file_bytes))
+            rows.append((f"{outcome.name}, {stage.name}", *figures, f"{stage.seconds * 1e3:.2f} ms"))
+    return table(columns, rows, numbers=columns[1:])
+
+
+def _data(args: argparse.Namespace, outcomes: tuple[Outcome, ...], folder: Folder) -> dict[str, Any]:
+    return {
+        "seed": args.seed,
+        "data": args.data,
+        "networks": [{"name": o.name, "stages": [asdict(stage) for stage in o.stages]} for o in outcomes],
+        "folder": str(folder.path),
+        "reports": [str(folder.path / f"{_key(outcome)}.html") for outcome in outcomes],
+    }

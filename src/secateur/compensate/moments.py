@@ -1,0 +1,88 @@
+"""Ridge regression from accumulated moments: weights that make outputs from other inputs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+
+def _zero() -> Tensor:
+    return torch.zeros((1, 1, 1), dtype=torch.float64)
+
+
+@dataclass
+class Moments:
+    """Second moments of inputs and targets, accumulated in double precision.
+
+    >>> moments = Moments()
+    >>> x = torch.tensor([[[0.0], [1.0], [2.0]]])
+    >>> moments.add(x, 3 * x + 1)
+    >>> weight, shift = moments.solve(torch.zeros(1, 1, 1), ridge=1e-9, shift=True)
+    >>> [round(float(v), 6) for v in (weight, shift)]
+    [3.0, 1.0]
+    """
+
+    rows: int = 0
+    xx: Tensor = field(default_factory=_zero)  # (groups, summed, summed)
+    xy: Tensor = field(default_factory=_zero)  # (groups, summed, outputs)
+    x: Tensor = field(default_factory=lambda: _zero()[0])  # (groups, summed)
+    y: Tensor = field(default_factory=lambda: _zero()[0])  # (groups, outputs)
+    yy: Tensor = field(default_factory=lambda: _zero()[0])  # (groups, outputs)
+
+    def add(self, x: Tensor, y: Tensor) -> None:
+        """Take in rows: x as (groups, rows, summed), y as (groups, rows, outputs)."""
+        precise = torch.promote_types(x.dtype, torch.float32)
+        x, y = x.to(precise), y.to(precise)
+        self.rows += x.shape[1]
+        self.xx = self.xx + (x.mT @ x)
+        self.xy = self.xy + (x.mT @ y)
+        ones = x.new_ones(1, x.shape[1])
+        self.x = self.x + (ones @ x).squeeze(1)
+        self.y = self.y + (ones @ y).squeeze(1)
+        self.yy = self.yy + torch.linalg.vector_norm(y, dim=1).double().square()
+
+    def centred(self, shift: bool) -> tuple[Tensor, Tensor, Tensor]:
+        """The moments about the means, or about zero where no shift is free."""
+        if not shift:
+            return self.xx, self.xy, self.yy
+        n = max(self.rows, 1)
+        return (
+            self.xx - self.x.unsqueeze(2) * self.x.unsqueeze(1) / n,
+            self.xy - self.x.unsqueeze(2) * self.y.unsqueeze(1) / n,
+            self.yy - self.y.square() / n,
+        )
+
+    def spread(self) -> Tensor:
+        """The squares of the targets about their means (groups, outputs)."""
+        return self.centred(True)[2]
+
+    def solve(self, start: Tensor, ridge: float, shift: bool) -> tuple[Tensor, Tensor]:
+        """The weight (groups, outputs, summed) with the least squared error, held near `start`, and its shift."""
+        xx, xy, _ = self.centred(shift)
+        start = start.double().mT
+        diagonal = xx.diagonal(dim1=1, dim2=2)
+        pull = (ridge * diagonal.mean(1, keepdim=True)).clamp_min(1e-30)
+        system = xx + torch.diag_embed(pull.expand_as(diagonal))
+        factor, failed = torch.linalg.cholesky_ex(system)
+        if failed.any():  # rounding made it singular
+            system = system + torch.diag_embed(diagonal.amax(1, keepdim=True).expand_as(diagonal) * 1e-6 + 1e-30)
+            factor, failed = torch.linalg.cholesky_ex(system)
+        weight = start if failed.any() else start + torch.cholesky_solve(xy - xx @ start, factor)
+        return weight.mT, self.shift(weight.mT) if shift else torch.zeros_like(self.y)
+
+    def shift(self, weight: Tensor) -> Tensor:
+        """The shift that makes the mean output right, as (groups, outputs)."""
+        return (self.y - (weight.double() @ self.x.unsqueeze(2)).squeeze(2)) / max(self.rows, 1)
+
+    def error(self, weight: Tensor, shift: Tensor | None) -> Tensor:
+        """The squared error of each output (groups, outputs) with a weight and a shift."""
+        weight = weight.double()
+        cross = (weight * self.xy.mT).sum(2)
+        square = ((weight @ self.xx) * weight).sum(2)
+        plain = self.yy - 2 * cross + square
+        if shift is not None:
+            mean = self.y - (weight @ self.x.unsqueeze(2)).squeeze(2)
+            plain = plain - 2 * shift * mean + self.rows * shift.square()
+        return plain.clamp_min(0)  # below zero it is rounding

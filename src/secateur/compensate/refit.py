@@ -1,0 +1,206 @@
+"""Refit one layer after the other of a cut model to what the full-size one puts out."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from secateur.calibrate import Product
+from secateur.compensate.moments import Moments
+from secateur.compensate.pairs import At, Both
+from secateur.compensate.structure import Norm, Residual, Structure
+from secateur.plan.plan import Plan
+
+_WIDEST = 2**14  # summed positions of a layer whose moments are taken
+_NOTHING = 1e-6  # an error, as a share of a layer's variance, that is rounding
+_FAINT = 1e-3  # a scale below which nothing can be made up for
+
+
+class Options(Protocol):
+    """What is to be solved for."""
+
+    weights: bool
+    shifts: bool
+    statistics: bool
+    ridge: float
+
+
+class Refit:
+    """The layers of a cut model, refitted as runs reach them."""
+
+    def __init__(
+        self,
+        options: Options,
+        found: tuple[Structure, Structure],
+        plan: Plan,
+        tensors: Mapping[str, Tensor],
+        stops: frozenset[str],
+    ) -> None:
+        self.stops = stops
+        self._options, self._found, self._tensors = options, found, tensors
+        self._kept = {name: {d: torch.as_tensor(k) for d, k in dims.items()} for name, dims in plan.kept.items()}
+        self._several: dict[str, tuple[Moments, Product]] = {}
+        self._shifted: set[str] = set()  # running means that took the shift of a refitted layer
+        self._lines: dict[str, tuple[str, float, float, str]] = {}
+
+    # what a run meets ------------------------------------------------------------------------------------------
+
+    def product(self, steps: Sequence[Both]) -> None:
+        """All batches are at a product that runs once: solve for its weight."""
+        moments = Moments()
+        for number, both in enumerate(steps):
+            self._take(moments, both, len(steps), number)
+        assert steps[0].cut.product is not None
+        self._solve(moments, steps[0].cut.product)
+
+    def meet(self, both: Both) -> None:
+        """One batch is at a product that runs several times."""
+        assert both.cut.product is not None
+        moments, _ = self._several.setdefault(both.cut.product.name, (Moments(), both.cut.product))
+        self._take(moments, both, 16, moments.rows)
+
+    def repeated(self) -> None:
+        """At the end of a run: solve for the weights of the products that run several times."""
+        for moments, product in self._several.values():
+            self._solve(moments, product)
+        self._several.clear()
+
+    def norm(self, steps: Sequence[At]) -> None:
+        """All batches are at a batch norm: take its statistics anew, unless it took the shift of a layer."""
+        _, mean, var = steps[0].norm
+        name = next((n for n in self._found[1].means if self._tensors[n].data_ptr() == mean.data_ptr()), None)
+        if not self._options.statistics or name is None or name in self._shifted or self._found[1].means[name] > 1:
+            return
+        parts = [step.norm[0] for step in steps]
+        dims = [d for d in range(parts[0].ndim) if d != 1]
+        count = sum(part.numel() // max(part.shape[1], 1) for part in parts)
+        if count < 2:
+            return
+        middle = torch.stack([part.sum(dims, dtype=torch.float64) for part in parts]).sum(0) / count
+        around = middle.view([-1 if d == 1 else 1 for d in range(parts[0].ndim)])
+        spread = torch.stack([(part - around.to(part.dtype)).square().sum(dims, dtype=torch.float64) for part in parts])
+        mean.copy_(middle)
+        var.copy_(spread.sum(0) / (count - 1))
+
+    # one layer -------------------------------------------------------------------------------------------------
+
+    def _take(self, moments: Moments, both: Both, shares: int, number: int) -> None:
+        """Take in what one batch gives to the cut product, and what should come out."""
+        whole, cut = both.whole.product, both.cut.product
+        assert whole is not None
+        assert cut is not None
+        assert both.whole.out is not None
+        if cut.weight.shape[2] > _WIDEST:
+            return
+        sample = whole.sample(-(-whole.enough // shares), number)
+        pick = _picked(whole, self._kept.get(whole.name, {}))
+        gap = self._gap(both, pick)
+        missing = None if gap is None else cut.outputs(gap, sample)
+        groups, outputs = cut.weight.shape[:2]
+        for x, out in zip(cut.rows(sample), whole.outputs(both.whole.out, sample), strict=True):
+            y = out if pick is None else _regrouped(out, pick, groups, outputs)
+            moments.add(x, y if missing is None else y + next(missing))
+
+    def _gap(self, both: Both, pick: Tensor | None) -> Tensor | None:
+        """What the stream that a product is added to lacks in the cut model, in the units and shape of its output."""
+        residuals = [found.residuals.get(both.cut.product.name) for found in self._found]  # type: ignore[union-attr]
+        if residuals[0] is None or residuals[1] is None or both.whole.out is None:
+            return None
+        stream, left = both.whole.streams.get(residuals[0].other), both.cut.streams.get(residuals[1].other)
+        if stream is None or left is None or stream.numel() != both.whole.out.numel():
+            return None
+        stream = stream.reshape(both.whole.out.shape)
+        stream = stream if pick is None else stream.index_select(1, pick)
+        if stream.numel() != left.numel():
+            return None
+        scale = self._scale(residuals[1])
+        shape = [-1 if d == 1 else 1 for d in range(stream.ndim)]
+        return (stream - left.reshape(stream.shape)) / scale.to(stream.dtype).view(shape if scale.ndim else ())
+
+    def _scale(self, residual: Residual) -> Tensor:
+        """What an output is multiplied with before it is added to the stream; infinite where that is next to zero."""
+        scale = torch.ones((), dtype=torch.float64)
+        if residual.norm is not None:
+            scale = scale * self._norm_scale(residual.norm)
+        for name in residual.scales:
+            scale = scale * self._tensors[name].detach().double().cpu()
+        return torch.where(scale.abs() < _FAINT, torch.inf, scale)
+
+    def _norm_scale(self, norm: Norm) -> Tensor:
+        one = torch.ones((), dtype=torch.float64)
+        weight = one if norm.weight is None else self._tensors[norm.weight].detach().double().cpu()
+        var = one if norm.var is None else self._tensors[norm.var].double().cpu()
+        return weight / (var + norm.eps).sqrt()
+
+    def _solve(self, moments: Moments, product: Product) -> None:
+        name = product.name
+        if not moments.rows:
+            self._lines[name] = (name, float("nan"), float("nan"), "too wide to be refitted")
+            return
+        norm = self._found[1].norms.get(name) if self._found[1].products[name] == 1 else None
+        bias, start = product.shift, product.weight
+        free = self._options.shifts and (bias is not None or norm is not None)
+        old = None if bias is None else bias.squeeze(1).double()
+        before = moments.error(start, old)
+        scale = float(moments.spread().sum().clamp_min(1e-30))
+        off = float(before.sum()) / scale
+        if off < _NOTHING:
+            return
+        weight, shift = start.double(), moments.shift(start) if free else torch.zeros_like(before)
+        if self._options.weights:
+            weight, shift = moments.solve(start, self._options.ridge, free)
+        elif not free:
+            return
+        weight = weight.to(start.dtype)
+        after = moments.error(weight, shift if free else old)
+        note = ""
+        if not float(after.sum()) < float(before.sum()):
+            after, note = before, "left as it was: no better fit was found"
+        else:
+            self._write(product, weight, shift if free else None, norm)
+        self._lines[name] = (name, off, float(after.sum()) / scale, note)
+
+    def _write(self, product: Product, weight: Tensor, shift: Tensor | None, norm: Norm | None) -> None:
+        if self._options.weights:
+            product.write(weight)
+        if shift is None:
+            return
+        if product.shift is not None:
+            product.shift.copy_(shift.unsqueeze(1))
+        elif norm is not None:
+            mean = self._tensors[norm.mean]
+            mean.sub_(shift.flatten().to(mean.dtype))
+            self._shifted.add(norm.mean)
+
+    # what was reached ------------------------------------------------------------------------------------------
+
+    def lines(self) -> Iterator[tuple[str, float, float, str]]:
+        """Name, error before, error after, note of each layer that was met."""
+        yield from self._lines.values()
+
+    def notes(self, plan: Plan) -> Iterator[str]:
+        """What was cut and not refitted, though it may read removed positions."""
+        for name in plan.kept:
+            if name not in self.stops and len(plan.shapes[name]) > 1 and self._options.weights:
+                yield f"{name} was not refitted: it is used in ways other than one product with data"
+
+
+def _picked(whole: Product, kept: Mapping[int, Tensor]) -> Tensor | None:
+    """Which outputs of a full-size product (over all groups) its cut one has; None: all."""
+    if not kept:
+        return None
+    stays = torch.ones(1, 1, 1, dtype=torch.bool)
+    for dim, index in whole.index.items():
+        if dim in kept:
+            stays = stays & torch.isin(index, kept[dim])
+    picked = stays.expand(*whole.weight.shape[:2], stays.shape[2]).any(2).flatten()
+    return None if bool(picked.all()) else picked.nonzero().flatten()
+
+
+def _regrouped(out: Tensor, pick: Tensor, groups: int, outputs: int) -> Tensor:
+    """Picked columns of (groups, rows, outputs), in the groups of the cut product."""
+    flat = out.transpose(0, 1).flatten(1).index_select(1, pick.to(out.device))
+    return flat.unflatten(1, (groups, outputs)).transpose(0, 1)

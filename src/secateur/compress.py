@@ -1,0 +1,122 @@
+"""The best that can be done without training, in one call."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from torch import nn
+
+from secateur.apply import apply
+from secateur.compensate import LeastSquares, Outcome
+from secateur.errors import CalibrationError
+from secateur.importance import Importance, Reconstruction
+from secateur.importance.batches import each
+from secateur.latency import Timing, latency
+from secateur.plan import Plan, plan
+from secateur.plan.plan import Change
+from secateur.plan.targets import Target
+from secateur.trace import macs, trace, unwrap
+
+
+@dataclass(frozen=True)
+class Compressed:
+    """What `compress` chose, what it cost before and after, and what it did to each layer.
+
+    >>> import secateur as sec, torch
+    >>> net = nn.Sequential(nn.Linear(8, 64), nn.ReLU(), nn.Linear(64, 4))
+    >>> print(sec.compress(net, torch.zeros(1, 8), sec.Macs(0.5), [torch.randn(64, 8)], timed=False))
+    axis ...
+    counted: ...
+    """
+
+    plan: Plan
+    compensation: Outcome
+    macs: Change  # counted in a run of each model
+    params: Change
+    latency: tuple[Timing, Timing] | None  # measured before and after
+    why: tuple[str, ...]
+    seconds: float
+
+    def __str__(self) -> str:
+        lines = [str(self.plan), str(self.compensation), *self.why]
+        lines += [f"counted:   MACs {self.macs}, params {self.params}"]
+        if self.latency is not None:
+            before, after = (timing.median for timing in self.latency)
+            lines.append(f"measured:  {before * 1e3:.2f} ms → {after * 1e3:.2f} ms ({before / after:.2f}x faster)")
+        return "\n".join([*lines, f"took {self.seconds:.1f} s"])
+
+
+def compress(
+    model: nn.Module,
+    example: Any,
+    target: Target,
+    batches: Any,
+    *,
+    importance: Importance | None = None,
+    exact: bool = False,
+    protect: Sequence[str] = (),
+    round_to: int = 1,
+    ridge: float = 1e-3,
+    bias: bool = True,
+    verify: bool = True,
+    timed: bool = True,
+) -> Compressed:
+    """Cut a model to a target and keep as much of what it does as possible, without training; in place.
+
+    >>> import secateur as sec, torch
+    >>> _ = torch.manual_seed(0)
+    >>> net = nn.Sequential(nn.Linear(8, 64), nn.ReLU(), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 4))
+    >>> batches = [torch.randn(64, 8) for _ in range(4)]
+    >>> report = sec.compress(net, batches[0], sec.Macs(0.5), batches)
+    >>> report.macs.after <= 0.5 * report.macs.before, report.compensation.after < report.compensation.before
+    (True, True)
+
+    `batches` are a few hundred inputs as the model will see them, without labels: an iterable of examples, or a
+    function that makes one. Positions are ranked by what the model's output would lose when they go and the others
+    take over (`Reconstruction`), the target is spent where that costs least, the cut is verified, and then each layer
+    is refitted to what it put out before (`LeastSquares`). The keywords are those of `plan`, `LeastSquares` and
+    `apply`; `timed=False` skips measuring how long both models take.
+
+    All or nothing: whatever goes wrong, the model is as it was.
+    """
+    start = time.perf_counter()
+    inner = unwrap(model)
+    data = list(each(batches, "compress"))
+    if any(tensor.is_meta for tensor in inner.parameters()):
+        raise CalibrationError(
+            f"compress: {type(inner).__name__} has tensors without values (on 'meta'); load them first"
+        )
+    graph = trace(inner, example)
+    criterion = Reconstruction(data) if importance is None else importance
+    made = plan(graph, target, importance=criterion, exact=exact, protect=protect, round_to=round_to)
+    before = graph.macs(), _params(inner), latency(inner, example) if timed else None
+    compensation = LeastSquares(data, ridge=ridge, bias=bias)
+    apply(inner, made, verify=verify, compensate=compensation)
+    assert compensation.outcome is not None
+    after = macs(inner, example), _params(inner), latency(inner, example) if timed else None
+    return Compressed(
+        plan=made,
+        compensation=compensation.outcome,
+        macs=Change(before[0], after[0]),
+        params=Change(before[1], after[1]),
+        latency=None if before[2] is None or after[2] is None else (before[2], after[2]),
+        why=_why(made, criterion),
+        seconds=time.perf_counter() - start,
+    )
+
+
+def _params(model: nn.Module) -> int:
+    return sum(parameter.numel() for parameter in model.parameters())
+
+
+def _why(made: Plan, criterion: Importance) -> tuple[str, ...]:
+    """The choice in words: what went most and what stayed."""
+    name = type(criterion).__name__ if not callable(getattr(criterion, "__name__", None)) else criterion.__name__
+    cut = sorted(made.axes, key=lambda axis: len(axis.keep) / axis.size)
+    if not cut:
+        return (f"ranked by {name}: nothing had to be cut",)
+    most = ", ".join(f"{axis.name} ({axis.size} → {len(axis.keep)})" for axis in cut[:3])
+    return (f"ranked by {name}; {len(cut)} axes are cut, where that loses least for what it saves; most of all {most}",)

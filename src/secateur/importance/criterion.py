@@ -1,0 +1,99 @@
+"""What criteria have in common: they can be weighed and added."""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from secateur.errors import PlanError
+from secateur.importance.gather import Context, Importance
+from secateur.importance.normalise import Normalisation, check_normalisation, normalised
+
+
+class Criterion(ABC):
+    """A function from a `Context` to one score per position of its axis; the higher, the more a position matters.
+
+    >>> import secateur as sec
+    >>> sec.Magnitude() + 0.5 * sec.FPGM()
+    Sum((Magnitude(p=2.0), 1.0), (FPGM(p=2.0), 0.5), normalise='mean')
+
+    Sums take each criterion at its mean over the axis, so that units do not matter. Any function will do for a term.
+    """
+
+    @abstractmethod
+    def __call__(self, context: Context) -> Tensor:
+        """A score per position of the axis."""
+
+    def __add__(self, other: Importance) -> Sum:
+        return Sum(*_terms(self), *_terms(other)) if callable(other) else NotImplemented
+
+    def __radd__(self, other: Importance) -> Sum:
+        return Sum(*_terms(other), *_terms(self)) if callable(other) else NotImplemented
+
+    def __mul__(self, weight: float) -> Sum:
+        if isinstance(weight, bool) or not isinstance(weight, int | float):
+            return NotImplemented
+        return Sum(*((criterion, weight * own) for criterion, own in _terms(self)))
+
+    __rmul__ = __mul__
+
+
+@dataclass(frozen=True, init=False, repr=False)
+class Sum(Criterion):
+    """Criteria added up, each with a weight, each at its own scale.
+
+    >>> import secateur as sec
+    >>> net = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.ReLU(), torch.nn.Linear(8, 2))
+    >>> both = Sum((sec.Magnitude(), 0.5), (sec.FPGM(), 0.5))
+    >>> len(sec.plan(sec.trace(net, torch.zeros(1, 4)), sec.Ratio(0.5), importance=both).axes[0].keep)
+    4
+
+    The scores of a term are divided by their mean over the axis (`normalise`: "mean", "max", "sum" or "none") before
+    they are weighed. `0.5 * Magnitude() + 0.5 * FPGM()` is the same.
+    """
+
+    terms: tuple[tuple[Importance, float], ...]
+    normalise: Normalisation = "mean"
+
+    def __init__(self, *terms: tuple[Importance, float], normalise: Normalisation = "mean") -> None:
+        if not terms:
+            raise PlanError("Sum takes at least one (criterion, weight)")
+        for term in terms:
+            _check(term)
+        check_normalisation(normalise)
+        object.__setattr__(self, "terms", terms)
+        object.__setattr__(self, "normalise", normalise)
+
+    def __repr__(self) -> str:
+        terms = "".join(f"({criterion!r}, {weight!r}), " for criterion, weight in self.terms)
+        return f"Sum({terms}normalise={self.normalise!r})"
+
+    def __call__(self, context: Context) -> Tensor:
+        """A score per position of the axis."""
+        total = torch.zeros(context.axis.size, dtype=torch.float64)
+        for criterion, weight in self.terms:
+            scores = criterion(context)
+            if not isinstance(scores, Tensor) or scores.shape != total.shape:
+                shape = tuple(scores.shape) if isinstance(scores, Tensor) else type(scores).__name__
+                raise PlanError(f"{criterion!r} must give {context.axis.name} {len(total)} scores, not {shape}")
+            total += weight * normalised(scores, self.normalise)
+        return total
+
+
+def _terms(criterion: Importance) -> tuple[tuple[Importance, float], ...]:
+    """The terms that a criterion adds to a sum that takes means."""
+    if isinstance(criterion, Sum) and criterion.normalise == "mean":
+        return criterion.terms
+    return ((criterion, 1.0),)
+
+
+def _check(term: object) -> None:
+    if not isinstance(term, tuple) or len(term) != 2 or not callable(term[0]):
+        raise PlanError(f"Sum takes pairs of a criterion and a weight, such as (Magnitude(), 0.5), not {term!r}")
+    weight = term[1]
+    if isinstance(weight, bool) or not isinstance(weight, int | float) or not math.isfinite(weight):
+        raise PlanError(f"the weight of {term[0]!r} is a finite number, not {weight!r}")

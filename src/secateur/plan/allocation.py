@@ -1,0 +1,158 @@
+"""How many positions each axis keeps, so that as little importance as possible is lost within budgets."""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from secateur.trace.graph import Axis
+
+Counts = Mapping[Axis, int]
+
+_RUNGS = 64  # steps in which an axis is cut at most; what the last one overshoots is given back
+_EXCHANGES = 64
+_AHEAD = 32  # steps to look ahead where a cost has stairs
+
+
+@dataclass(frozen=True)
+class Limit:
+    """A cost that a choice of counts must not exceed. A cost with `smooth = False` has stairs."""
+
+    name: str  # of the target, as it was written
+    cost: Callable[[Counts], float]
+    limit: float
+    saved: Callable[[Counts, Counts], float] | None = None  # what changing some counts saves, if that is quicker
+
+    def saving(self, counts: Counts, change: Counts) -> float:
+        """How much less it costs after a change."""
+        quick = self.saved or getattr(self.cost, "saved", None)
+        if quick is not None:
+            return float(quick(counts, change))
+        return self.cost(counts) - self.cost({**counts, **change})
+
+
+@dataclass(frozen=True)
+class Rung:
+    """What the axes of a ladder keep, and the importance that is lost then."""
+
+    counts: Counts
+    lost: float
+
+
+Ladder = tuple[Rung, ...]  # the states of axes that move together, from whole to least
+
+
+def ladder(axis: Axis, scores: Tensor, least: int, step: int) -> Ladder:
+    """The states of one axis by itself: its least important positions go first, `step` at a time or more."""
+    lost = [0.0, *scores.sort().values.clamp_min(0).cumsum(0).tolist()]
+    stride = -(-max(1, axis.size // _RUNGS) // step) * step
+    counts = [axis.size, *range((axis.size - 1) // stride * stride, least, -stride), least]
+    return tuple(Rung({axis: n}, lost[axis.size - n]) for n in dict.fromkeys(counts))
+
+
+class Allocation:
+    """A rung on each ladder, within limits as soon as enough was given up."""
+
+    def __init__(self, ladders: Sequence[Ladder], limits: Sequence[Limit]) -> None:
+        self._ladders, self._limits = ladders, limits
+        self._at = [0] * len(ladders)
+        self._ends = [len(one) for one in ladders]
+        self.counts: dict[Axis, int] = {axis: n for one in ladders for axis, n in one[0].counts.items()}
+        self._costs = [limit.cost(self.counts) for limit in limits]
+        self._ahead = 1 if all(getattr(limit.cost, "smooth", True) for limit in limits) else _AHEAD
+
+    @property
+    def lost(self) -> float:
+        """The importance that is given up."""
+        return sum(one[at].lost for one, at in zip(self._ladders, self._at, strict=True))
+
+    def descend(self) -> bool:
+        """Step down, always where least importance goes for what is saved, until every limit holds; whether it does."""
+        heap = [(price[0], i) for i in range(len(self._ladders)) if (price := self._price(i)) is not None]
+        heapq.heapify(heap)
+        while any(self._over()) and heap:
+            _, i = heapq.heappop(heap)
+            price = self._price(i)  # savings shrink as others are cut, so a price from earlier is too low, if anything
+            if price is None:
+                continue
+            if heap and price[0] > heap[0][0]:
+                heapq.heappush(heap, (price[0], i))
+                continue
+            self._move(i, price[1])
+            if (price := self._price(i)) is not None:
+                heapq.heappush(heap, (price[0], i))
+        return not any(self._over())
+
+    def climb(self) -> None:
+        """Step back up where that fits, the most important for its cost first."""
+        for i in sorted(range(len(self._ladders)), key=self._worth, reverse=True):
+            while self._at[i] and self._fits(self._ladders[i][self._at[i] - 1].counts):
+                self._move(i, self._at[i] - 1)
+
+    def exchange(self) -> None:
+        """Step up on one ladder and pay with steps down others, as long as less is lost that way."""
+        barren: set[int] = set()
+        for _ in range(_EXCHANGES):
+            open_ = [i for i in range(len(self._ladders)) if self._at[i] and i not in barren]
+            if not open_:
+                return
+            i = max(open_, key=self._worth)
+            before = (self.lost, dict(self.counts), list(self._at), list(self._costs))
+            self._move(i, self._at[i] - 1)
+            self._ends[i] = self._at[i] + 1
+            if self.descend():
+                self.climb()
+            self._ends[i] = len(self._ladders[i])
+            if any(self._over()) or self.lost >= before[0]:
+                _, self.counts, self._at, self._costs = before
+                barren.add(i)
+
+    def _over(self) -> list[float]:
+        """By how much each limit is exceeded."""
+        pairs = zip(self._costs, self._limits, strict=True)
+        return [max(0.0, cost - limit.limit) for cost, limit in pairs]
+
+    def _fits(self, change: Counts) -> bool:
+        pairs = zip(self._costs, self._limits, strict=True)
+        return all(cost - limit.saving(self.counts, change) <= limit.limit for cost, limit in pairs)
+
+    def _move(self, i: int, rung: int) -> None:
+        change = self._ladders[i][rung].counts
+        pairs = zip(self._costs, self._limits, strict=True)
+        self._costs = [cost - limit.saving(self.counts, change) for cost, limit in pairs]
+        self.counts.update(change)
+        self._at[i] = rung
+
+    def _price(self, i: int) -> tuple[float, int] | None:
+        """The cheapest step down a ladder: the importance that it loses for the share of the excess that it saves."""
+        here, over = self._at[i], self._over()
+        best: tuple[float, int] | None = None
+        for rung in range(here + 1, min(here + 1 + self._ahead, self._ends[i])):
+            after = self._ladders[i][rung]
+            excess = [(limit, much) for limit, much in zip(self._limits, over, strict=True) if much > 0]
+            saved = sum(limit.saving(self.counts, after.counts) / much for limit, much in excess)
+            if saved > 0:
+                price = (after.lost - self._ladders[i][here].lost) / saved
+                best = min(best, (price, rung)) if best else (price, rung)
+        return best
+
+    def _worth(self, i: int) -> float:
+        """The importance that the last step down a ladder lost for what it saved."""
+        if not self._at[i]:
+            return -1.0
+        here, back = (self._ladders[i][self._at[i] - n] for n in (0, 1))
+        cost = -sum(limit.saving(self.counts, back.counts) / max(limit.limit, 1e-30) for limit in self._limits)
+        return (here.lost - back.lost) / cost if cost > 0 else float("inf")
+
+
+def allocate(ladders: Sequence[Ladder], limits: Sequence[Limit]) -> dict[Axis, int] | None:
+    """Counts within all limits that lose little importance; None if even the lowest rungs do not fit."""
+    allocation = Allocation(ladders, limits)
+    if not allocation.descend():
+        return None
+    allocation.climb()
+    allocation.exchange()
+    return allocation.counts

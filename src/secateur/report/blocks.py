@@ -1,0 +1,84 @@
+"""A model's modules, gathered into blocks that a person can take in."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from secateur.report.story import Layer
+
+
+@dataclass(frozen=True)
+class Block:
+    """Neighbouring modules under one title.
+
+    >>> Block("layer1", ("layer1.0.conv1", "layer1.0.conv2")).title
+    'layer1'
+    """
+
+    title: str
+    modules: tuple[str, ...]
+
+
+def blocks(modules: Sequence[str], limit: int = 12) -> tuple[Block, ...]:
+    """The largest subtrees of at most `limit` modules, in order; single modules side by side are joined.
+
+    >>> [block.title for block in blocks(["stem", "norm", "body.0.a", "body.0.b", "body.1.a", "head"], limit=2)]
+    ['stem … norm', 'body.0', 'body.1.a', 'head']
+    """
+    under = Counter(prefix for module in modules for prefix in _prefixes(module))
+    found: dict[str, list[str]] = {}
+    for module in modules:
+        top = next((prefix for prefix in _prefixes(module) if under[prefix] <= limit), module)
+        found.setdefault(top, []).append(module)
+    made: list[Block] = []
+    run: list[str] = []
+    for title, members in found.items():
+        if len(members) == 1:
+            if run and (len(run) == limit or _parent(run[0]) != _parent(members[0])):
+                made.append(_joined(run))
+                run = []
+            run += members
+            continue
+        made += [_joined(run)] if run else []
+        run = []
+        made.append(Block(title, tuple(members)))
+    return (*made, *([_joined(run)] if run else []))
+
+
+def _prefixes(module: str) -> Iterator[str]:
+    """`a.b.c`: a, a.b, a.b.c."""
+    for i, letter in enumerate(module):
+        if letter == ".":
+            yield module[:i]
+    yield module
+
+
+def _parent(module: str) -> str:
+    return module.rpartition(".")[0]
+
+
+def _joined(run: list[str]) -> Block:
+    return Block(run[0] if len(run) == 1 else f"{run[0]} … {run[-1]}", tuple(run))
+
+
+def profile(layers: Sequence[Layer], most: int = 36) -> tuple[Layer, ...]:
+    """The costs of layers, summed over the smallest blocks of which there are at most `most`.
+
+    >>> layers = [Layer(f"body.{i}.{part}", 10, 5) for i in range(3) for part in "ab"]
+    >>> [(layer.module, layer.before) for layer in profile(layers, most=4)]
+    [('body.0', 20), ('body.1', 20), ('body.2', 20)]
+    """
+    of_module = {layer.module: layer for layer in layers}
+    limit = 1
+    while len(found := blocks(list(of_module), limit)) > most:
+        limit *= 2
+    return tuple(
+        Layer(
+            block.title,
+            sum(of_module[module].before for module in block.modules),
+            sum(of_module[module].after for module in block.modules),
+        )
+        for block in found
+    )

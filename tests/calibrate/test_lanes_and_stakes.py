@@ -1,0 +1,83 @@
+"""Runs side by side, and how much a layer's output matters."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+import torch
+from torch import nn
+
+from secateur.calibrate import lanes, stakes
+from secateur.errors import CalibrationError
+
+
+def test_an_error_in_a_lane_reaches_whoever_advances_it() -> None:
+    def run(lane):
+        lane.pause(1)
+        raise KeyError("inside")
+
+    with lanes([run]) as (lane,):
+        assert lane.advance() == 1
+        with pytest.raises(KeyError, match="inside"):
+            lane.advance()
+
+
+def test_lanes_that_are_left_behind_end() -> None:
+    cleaned = []
+
+    def run(lane):
+        try:
+            lane.pause(1)
+        finally:
+            cleaned.append(True)
+
+    before = threading.active_count()
+    with lanes([run, run, run]) as made:
+        made[0].advance()
+        made[1].advance()
+    assert cleaned == [True, True]
+    assert threading.active_count() == before
+
+
+def test_stakes_are_the_mean_squared_derivative() -> None:
+    torch.manual_seed(0)
+    first, second = nn.Linear(3, 4), nn.Linear(4, 2)
+    start = nn.Linear(3, 3)
+    net = nn.Sequential(start, first, nn.Tanh(), second)
+    x = torch.randn(1, 16, 3)  # three dimensions: no logits
+    hidden = first(start(x[0]))
+    slopes = (1 - hidden.tanh().square()).unsqueeze(1) * second.weight  # rows, outputs of the model, outputs of first
+    want = slopes.square().sum(1).mean(0).detach().double()
+    got = torch.stack([stakes(net, [x], seed)["1.weight", 0][0] for seed in range(300)]).mean(0)
+    torch.testing.assert_close(got, want, rtol=0.15, atol=0)
+
+
+def test_stakes_of_a_classifier_are_its_fisher_information() -> None:
+    torch.manual_seed(0)
+    net = nn.Linear(3, 4)
+    x = torch.randn(64, 3)
+    net = nn.Sequential(nn.Linear(3, 3), net)
+    chances = net(x).softmax(1).detach().double()
+    outer = torch.diag_embed(chances) - chances.unsqueeze(2) * chances.unsqueeze(1)
+    want = outer.diagonal(dim1=1, dim2=2).mean(0)
+    got = torch.stack([stakes(net, [x], seed)["1.weight", 0][0] for seed in range(200)]).mean(0)
+    torch.testing.assert_close(got, want, rtol=0.1, atol=0)
+
+
+def test_frozen_parameters_stay_frozen_and_have_no_gradient() -> None:
+    net = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 2))
+    net[0].weight.requires_grad_(False)
+    stakes(net, [torch.randn(4, 3)])
+    assert not net[0].weight.requires_grad
+    assert net[1].weight.requires_grad
+    assert all(p.grad is None for p in net.parameters())
+
+
+def test_a_model_without_a_derivative_is_refused() -> None:
+    class Answer(nn.Linear):
+        def forward(self, x):
+            return super().forward(x).argmax(-1)
+
+    with pytest.raises(CalibrationError, match="derivative"):
+        stakes(Answer(3, 2), [torch.randn(4, 3)])

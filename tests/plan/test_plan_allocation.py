@@ -1,0 +1,103 @@
+"""Budgets are spent where they cost the least importance."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+import timm
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+
+import secateur as sec
+from secateur.errors import PlanError
+from secateur.plan.allocation import Limit, allocate, ladder
+
+
+def chain(*widths: int):
+    layers = [nn.Linear(a, b) for a, b in itertools.pairwise(widths)]
+    return sec.trace(nn.Sequential(*layers), torch.zeros(1, widths[0]))
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.integers(0, 10**6), st.floats(0.15, 0.95))
+def test_close_to_the_best_of_all_choices(seed: int, fraction: float) -> None:
+    graph = chain(4, 6, 5, 7, 3)
+    generator = torch.Generator().manual_seed(seed)
+    scores = {axis: torch.rand(axis.size, generator=generator).double() for axis in graph.axes}
+    whole = graph.macs()
+
+    def cost(counts):
+        return graph.macs({axis.atom: n for axis, n in counts.items()})
+
+    limit = Limit("Macs", cost, whole * fraction)
+    if cost(dict.fromkeys(graph.axes, 1)) > limit.limit:
+        assert allocate([ladder(a, scores[a], 1, 1) for a in graph.axes], [limit]) is None
+        return
+    counts = allocate([ladder(a, scores[a], 1, 1) for a in graph.axes], [limit])
+    assert counts is not None
+    assert cost(counts) <= limit.limit
+
+    def kept(counts):
+        return sum(float(scores[a].sort(descending=True).values[:n].sum()) for a, n in counts.items())
+
+    choices = itertools.product(*(range(1, axis.size + 1) for axis in graph.axes))
+    best = max(kept(c) for choice in choices if cost(c := dict(zip(graph.axes, choice, strict=True))) <= limit.limit)
+    assert kept(counts) >= 0.93 * best
+
+
+@pytest.mark.parametrize("fraction", [0.75, 0.5, 0.25])
+@pytest.mark.parametrize("name", ["resnet18", "vit_tiny_patch16_224", "mobilenetv3_small_050", "densenet121"])
+def test_within_one_per_cent_on_real_models(name: str, fraction: float) -> None:
+    graph = sec.trace(timm.create_model(name), torch.zeros(1, 3, 224, 224))
+    for target, change in ((sec.Macs(fraction), "macs"), (sec.Params(fraction), "params")):
+        made = getattr(sec.plan(graph, target), change)
+        assert 0.99 * fraction <= made.after / made.before <= fraction, (target, made)
+
+
+def test_several_budgets_hold_at_once() -> None:
+    graph = sec.trace(timm.create_model("resnet18"), torch.zeros(1, 3, 64, 64))
+    made = sec.plan(graph, sec.Macs(0.5) & sec.Params(0.4))
+    assert made.macs.after <= 0.5 * made.macs.before
+    assert made.params.after <= 0.4 * made.params.before
+    assert made.macs.after >= 0.495 * made.macs.before or made.params.after >= 0.396 * made.params.before
+
+
+def test_scores_in_a_common_unit_move_the_cut_to_where_it_costs_least() -> None:
+    graph = chain(8, 16, 16, 8)
+
+    class Known:
+        comparable = True
+
+        def __call__(self, context):
+            return torch.full((context.axis.size,), 1.0 if context.axis is graph.axes[0] else 100.0)
+
+    made = {axis.name: len(axis.keep) for axis in sec.plan(graph, sec.Macs(0.6), importance=Known()).axes}
+    assert list(made) == [graph.axes[0].name]
+
+
+def test_a_scope_of_each_axis_cuts_all_by_one_ratio() -> None:
+    graph = chain(8, 40, 80, 8)
+    made = sec.plan(graph, sec.Macs(0.25), scope="axis", importance=sec.Random(0))
+    shares = [len(axis.keep) / axis.size for axis in made.axes]
+    assert max(shares) - min(shares) < 0.06
+
+
+def test_a_ratio_with_a_global_scope_removes_that_share_of_all_positions() -> None:
+    graph = chain(8, 40, 80, 8)
+    made = sec.plan(graph, sec.Ratio(0.5), scope="global", importance=sec.Random(0))
+    assert sum(axis.size - len(axis.keep) for axis in made.axes) == 60
+
+
+def test_multiples_are_kept() -> None:
+    graph = sec.trace(timm.create_model("resnet18"), torch.zeros(1, 3, 64, 64))
+    made = sec.plan(graph, sec.Macs(0.5), round_to=16)
+    assert all(len(axis.keep) % 16 == 0 for axis in made.axes)
+    assert 0.4 * made.macs.before <= made.macs.after <= 0.5 * made.macs.before
+
+
+def test_unknown_scopes_are_refused() -> None:
+    with pytest.raises(PlanError, match="scope"):
+        sec.plan(chain(4, 6, 3), sec.Macs(0.5), scope="everywhere")
