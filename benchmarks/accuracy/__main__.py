@@ -10,9 +10,8 @@ import torch
 from benchmarks.accuracy import plots
 from benchmarks.accuracy.goals import goals
 from benchmarks.accuracy.runner import Runner, Settings, versions
-from benchmarks.accuracy.store import Record, Store
+from benchmarks.accuracy.store import Store
 from benchmarks.accuracy.suite import TASKS
-from benchmarks.accuracy.tasks import Task
 
 RESULTS = Path(__file__).parent.parent / "results"
 QUICK_TASKS = ("resnet56", "ecg_lstm")
@@ -32,7 +31,7 @@ def main() -> int:
         runner.everything()
         if name == "resnet56" and not arguments.quick:
             runner.latency_target(0.5)
-        _write(TASKS[name], runner.records, command, "quick" if arguments.quick else "full")
+        _write(runner, command, "quick" if arguments.quick else "full")
         verdicts += goals(TASKS[name], runner.records)
     print(*verdicts, sep="\n")
     return 0
@@ -47,12 +46,14 @@ def _arguments() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def _write(task: Task, records: list[Record], command: str, extent: str) -> None:
+def _write(runner: Runner, command: str, extent: str) -> None:
+    task, records = runner.task, runner.records
     RESULTS.mkdir(exist_ok=True)
     stem = RESULTS / f"accuracy-{task.name}-{extent}"
     content = {
         "command": command,
         "versions": versions(),
+        "fingerprints": runner.store.fingerprints,
         "machine": platform.machine(),
         "goals": [str(goal) for goal in goals(task, records)],
         "records": records,

@@ -38,12 +38,12 @@ class Store:
 
     def __init__(self, fresh: bool = False) -> None:
         self._fresh = fresh
-        self._prints = {library: fingerprint(library) for library in ("torch-pruning", "secateur", "stand-in")}
+        self.fingerprints = {library: fingerprint(library) for library in ("torch-pruning", "secateur", "stand-in")}
 
     def get(self, configuration: Record, library: str, measure: Callable[[], Record]) -> Record:
         """The record of a configuration: from its file, or measured now and put there."""
         key = "-".join(str(value).replace(" ", "_").replace("/", "_") for value in configuration.values())
-        path = packages.cache("results", self._prints[library], f"{key}.json")
+        path = packages.cache("results", self.fingerprints[library], f"{key}.json")
         if path.exists() and not self._fresh:
             found: Record = json.loads(path.read_text())
             return found

@@ -57,6 +57,7 @@ class _OnlyTensors(nn.Module):
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
         self.model = model
+        self.training = model.training
 
     def forward(self, *args: Any, **kwargs: Any) -> tuple[Tensor, ...]:
         return tuple(tensors_in(self.model(*args, **kwargs)))

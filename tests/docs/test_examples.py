@@ -1,30 +1,65 @@
-"""Every Python block of the documentation runs, in order, page by page."""
+"""The examples run as they are, and do what they say."""
 
 from __future__ import annotations
 
-import re
 import runpy
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-_ROOT = Path(__file__).parents[2]
-_PAGES = [_ROOT / "README.md", *sorted((_ROOT / "docs").rglob("*.md"))]
+from docs.pages import ROOT
+
+EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
 
 
-@pytest.mark.parametrize("page", _PAGES, ids=lambda page: page.name)
-def test_page(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    blocks = re.findall(r"^```python\n(.*?)^```", page.read_text(), re.DOTALL | re.MULTILINE)
-    assert blocks or page.name not in ("README.md", "cutting.md", "masks.md")
-    monkeypatch.chdir(tmp_path)
-    names: dict[str, object] = {}
-    for block in blocks:
-        exec(compile(block, page.name, "exec"), names)
+def _run(name: str, *args: Any) -> Any:
+    return runpy.run_path(str(ROOT / "examples" / f"{name}.py"))["main"](*args)
+
+
+def test_image_classifier() -> None:
+    before, after, report = _run("image_classifier")
+    assert before > 0.9
+    assert after > before - 0.05
+    assert report.macs.after <= 0.5 * report.macs.before
+
+
+def test_lstm() -> None:
+    model, (before, cut, recovered) = _run("lstm")
+    assert model.lstm.hidden_size < 48
+    assert before > 0.85
+    assert recovered > max(cut, before - 0.06)
+
+
+def test_transformer() -> None:
+    model, plan, (before, cut, recovered) = _run("transformer")
+    assert plan.axes
+    assert all(axis.exact for axis in plan.axes)
+    assert model.embed.out_features == 32
+    assert before > 0.85
+    assert recovered > max(cut, before) - 0.04
+
+
+def test_plain_loop() -> None:
+    found = _run("plain_loop")
+    assert found[-1][1] <= 0.3 * found[0][1]
+    assert found[-1][2] > 0.9
 
 
 def test_masks_to_cuts() -> None:
-    found = runpy.run_path(str(_ROOT / "examples" / "masks_to_cuts.py"))["main"]()
-    for before, masked, removed, left in found.values():
+    for before, masked, removed, left in _run("masks_to_cuts").values():
         assert removed == masked  # removal changes no answer
         assert masked > before - 0.03
         assert left < 0.5
+
+
+def test_iterate(tmp_path: Path) -> None:
+    found = _run("iterate", str(tmp_path))
+    assert found.best.macs <= 0.25 * found.rounds[0].macs
+    assert found.best.metric >= 0.95
+
+
+@pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
+def test_each_is_run_and_shown(path: Path) -> None:
+    assert f"test_{path.stem}" in globals()
+    assert f'--8<-- "examples/{path.name}"' in (ROOT / "docs" / "examples.md").read_text()

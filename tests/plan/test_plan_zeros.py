@@ -242,3 +242,45 @@ def test_batch_norm_channels_of_a_real_model() -> None:
     found = removed(model, torch.randn(1, 3, 32, 32, dtype=torch.float64))
     assert len(found) == 4
     assert sum(p.numel() for p in model.parameters()) < before
+
+
+def test_a_bilinear_layer_reads_what_it_also_makes() -> None:
+    """The residual stream is the bilinear layer's input and output; zero columns elsewhere do not make it unread."""
+
+    class Stream(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.side, self.mix = nn.Linear(3, 4), nn.Linear(4, 2), nn.Bilinear(4, 2, 4)
+            self.last = nn.Linear(4, 2)
+
+        def forward(self, x: Tensor) -> Tensor:
+            h = self.first(x)
+            return self.last(h + self.mix(h, self.side(h)))
+
+    torch.manual_seed(0)
+    net, x = Stream().double(), torch.randn(5, 3, dtype=torch.float64)
+    net.side.weight.data[:, 1] = net.last.weight.data[:, 1] = 0
+    want = net(x)
+    sec.apply(net, sec.plan(sec.trace(net, x), sec.Zeros()))
+    assert torch.allclose(net(x), want)
+    assert net.first.out_features == 4
+
+
+def test_a_sum_over_one_of_two_equal_dimensions_reads_it() -> None:
+    """Channel 1 is summed over in the products of channels, although they are there in the result too."""
+
+    class Products(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.last = nn.Linear(3, 4), nn.Linear(4, 2)
+
+        def forward(self, x: Tensor) -> Tensor:
+            h = self.first(x)
+            return self.last((h[:, :, None] * h[:, None]).sum(2))
+
+    torch.manual_seed(0)
+    net, x = Products().double(), torch.randn(5, 3, dtype=torch.float64)
+    net.last.weight.data[:, 1] = 0
+    want = net(x)
+    sec.apply(net, sec.plan(sec.trace(net, x), sec.Zeros()))
+    assert torch.allclose(net(x), want)

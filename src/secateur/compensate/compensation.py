@@ -98,11 +98,8 @@ class Compensation:
         if self.bias and stops:
             _add_biases(cut, plan, found[1], stops)
         refit = Refit(self, found, plan, dict(named_tensors(cut)), stops)
-        again = any(found[1].products[name] > 1 for name in stops)
         with calibrating(whole, cut):
             error = self._run(whole, cut, found, batches, refit)
-            if again:  # what runs several times in a run is solved at its end: what reads it has another look
-                error = self._run(whole, cut, found, batches, refit)
         layers = tuple(Layer(*line) for line in refit.lines())
         notes = tuple(refit.notes(plan))
         if self.guarded and not error <= plain * (1 + 1e-6):
@@ -116,27 +113,28 @@ class Compensation:
     ) -> float:
         """All batches through both models in step; each layer is refitted when all batches have reached it."""
         with pairs(whole, cut, found, batches, refit.stops) as made:
-            for steps in progress(_together(made, refit), type(self).__name__):
+            for steps in progress(_together(made), type(self).__name__):
                 if isinstance(steps[0], Both):
                     refit.product(steps)
                 else:
                     refit.norm(steps)
             total = [_difference(*pair.results()) for pair in made]
-        refit.repeated()
         return _relative(total)
 
 
-def _together(made: list[Pair], refit: Refit) -> Iterator[list[Any]]:
+def _together(made: list[Pair]) -> Iterator[list[Any]]:
     """Where all pairs stand, from stop to stop, to the end."""
-    while (steps := [pair.advance(refit.meet) for pair in made])[0] is not None:
+    while (steps := [pair.advance() for pair in made])[0] is not None:
         yield steps
 
 
 def _stops(found: tuple[Structure, Structure], cut: nn.Module) -> frozenset[str]:
-    """The parameters whose products are refitted: those that both models use alike, and nothing else does."""
+    """The parameters whose products are refitted: those that both models use once in a run, and nothing else does.
+
+    What is used again and again (the recurrence of an RNN) feeds on its own errors: a fit of one step helps none.
+    """
     tied = Parameters.of(cut).tied
-    both = found[0].products.keys() & found[1].products.keys()
-    return frozenset(name for name in both if name not in tied and found[0].products[name] == found[1].products[name])
+    return frozenset(name for name, n in found[1].products.items() if n == 1 == found[0].products[name]) - tied
 
 
 def _add_biases(cut: nn.Module, plan: Plan, found: Structure, stops: frozenset[str]) -> None:

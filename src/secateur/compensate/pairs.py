@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -86,24 +85,20 @@ class _Run:
 class Pair:
     """One batch through both models."""
 
-    def __init__(self, whole: Lane, cut: Lane, repeated: Counter[str]) -> None:
-        self._whole, self._cut, self._repeated = whole, cut, repeated
+    def __init__(self, whole: Lane, cut: Lane) -> None:
+        self._whole, self._cut = whole, cut
 
-    def advance(self, meet: Callable[[Both], None]) -> Both | At | None:
-        """Go on to the next product that runs once, or norm; those that run several times are shown to `meet`."""
-        while True:
-            cut: At | None = self._cut.advance()
-            if cut is None or cut.product is None:
-                return cut
-            whole: At | None = self._whole.advance()
-            if whole is None or whole.product is None or whole.product.name != cut.product.name:
-                raise CalibrationError(
-                    f"the full-size and the cut model do not do the same on this batch: they part at {cut.product.name}"
-                )
-            both = Both(whole, cut)
-            if self._repeated[cut.product.name] < 2:
-                return both
-            meet(both)
+    def advance(self) -> Both | At | None:
+        """Go on to the next product or norm of the cut model; at a product, the full-size one is there too."""
+        cut: At | None = self._cut.advance()
+        if cut is None or cut.product is None:
+            return cut
+        whole: At | None = self._whole.advance()
+        if whole is None or whole.product is None or whole.product.name != cut.product.name:
+            raise CalibrationError(
+                f"the full-size and the cut model do not do the same on this batch: they part at {cut.product.name}"
+            )
+        return Both(whole, cut)
 
     def results(self) -> tuple[Any, Any]:
         """What both models put out, after the cut one is at its end."""
@@ -120,4 +115,4 @@ def pairs(
     runs = [_Run(whole, batch, found[0], stops, whole=True) for batch in batches]
     runs += [_Run(cut, batch, found[1], stops, whole=False) for batch in batches]
     with lanes(runs) as made:
-        yield [Pair(a, b, found[1].products) for a, b in zip(made, made[len(batches) :], strict=False)]
+        yield [Pair(a, b) for a, b in zip(made, made[len(batches) :], strict=False)]

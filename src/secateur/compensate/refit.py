@@ -42,31 +42,18 @@ class Refit:
         self.stops = stops
         self._options, self._found, self._tensors = options, found, tensors
         self._kept = {name: {d: torch.as_tensor(k) for d, k in dims.items()} for name, dims in plan.kept.items()}
-        self._several: dict[str, tuple[Moments, Product]] = {}
         self._shifted: set[str] = set()  # running means that took the shift of a refitted layer
         self._lines: dict[str, tuple[str, float, float, str]] = {}
 
     # what a run meets ------------------------------------------------------------------------------------------
 
     def product(self, steps: Sequence[Both]) -> None:
-        """All batches are at a product that runs once: solve for its weight."""
+        """All batches are at a product: solve for its weight."""
         moments = Moments()
         for number, both in enumerate(steps):
             self._take(moments, both, len(steps), number)
         assert steps[0].cut.product is not None
         self._solve(moments, steps[0].cut.product)
-
-    def meet(self, both: Both) -> None:
-        """One batch is at a product that runs several times."""
-        assert both.cut.product is not None
-        moments, _ = self._several.setdefault(both.cut.product.name, (Moments(), both.cut.product))
-        self._take(moments, both, 16, moments.rows)
-
-    def repeated(self) -> None:
-        """At the end of a run: solve for the weights of the products that run several times."""
-        for moments, product in self._several.values():
-            self._solve(moments, product)
-        self._several.clear()
 
     def norm(self, steps: Sequence[At]) -> None:
         """All batches are at a batch norm: take its statistics anew, unless it took the shift of a layer."""
@@ -140,7 +127,7 @@ class Refit:
         if not moments.rows:
             self._lines[name] = (name, float("nan"), float("nan"), "too wide to be refitted")
             return
-        norm = self._found[1].norms.get(name) if self._found[1].products[name] == 1 else None
+        norm = self._found[1].norms.get(name)
         bias, start = product.shift, product.weight
         free = self._options.shifts and (bias is not None or norm is not None)
         old = None if bias is None else bias.squeeze(1).double()

@@ -34,6 +34,11 @@ class Pictures:
         """Of one side, in pixels."""
         return self.train[0].shape[-1]
 
+    def some(self, train: int, test: int) -> Pictures:
+        """The first few of them."""
+        (x, y), (u, v) = self.train, self.test
+        return Pictures(self.name, (x[:train], y[:train]), (u[:test], v[:test]))
+
 
 def digits(seed: int) -> Pictures:
     """The 1,797 handwritten digits of 8×8 pixels that come inside scikit-learn; a third is for testing.

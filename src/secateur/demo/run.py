@@ -20,7 +20,7 @@ from secateur.compensate import LeastSquares
 from secateur.demo.data import Pictures, digits, fashion_mnist
 from secateur.demo.nets import ResidualNet, RowLSTM
 from secateur.demo.training import accuracy, train
-from secateur.importance import Magnitude
+from secateur.importance import Reconstruction
 from secateur.io import save
 from secateur.plan import Macs, Plan, plan
 from secateur.sweep import Sweep, sweep
@@ -31,7 +31,19 @@ STAGES = ("before", "after the cut", "after recovery")
 _RATE = 0.01
 _SEEN = 1024  # pictures that compensation looks at
 _TIMED = 128  # pictures per run when latency is measured
-_TURNS, _RUNS = 9, 5
+_RUNS = 5  # in a row, of one model
+
+
+@dataclass(frozen=True)
+class Effort:
+    """How long to train, to recover and to measure."""
+
+    epochs: int
+    recovery: int
+    turns: int
+
+
+_QUICK, _SMALL, _LARGE = Effort(1, 1, 1), Effort(8, 3, 9), Effort(3, 1, 5)
 
 
 @dataclass(frozen=True)
@@ -69,26 +81,27 @@ def run(seed: int = 0, data: str = "digits", *, quick: bool = False) -> tuple[Ou
     the latency is the same for the same seed. `quick` trains too little to be good at anything, for tests.
     """
     pictures = DATA[data](seed)
-    epochs = (1, 1) if quick else (8, 3) if pictures.size < 28 else (3, 1)
+    effort = _QUICK if quick else _SMALL if pictures.size < 28 else _LARGE
+    if quick:
+        pictures = pictures.some(256, 128)
     with _deterministic(seed):
         nets = {"residual net": ResidualNet(), "LSTM": RowLSTM(pictures.size)}
-        return tuple(_outcome(name, net, pictures, epochs, seed) for name, net in nets.items())
+        return tuple(_outcome(name, net, pictures, effort, seed) for name, net in nets.items())
 
 
-def _outcome(name: str, net: nn.Module, pictures: Pictures, epochs: tuple[int, int], seed: int) -> Outcome:
+def _outcome(name: str, net: nn.Module, pictures: Pictures, effort: Effort, seed: int) -> Outcome:
     more = 3 if isinstance(net, RowLSTM) else 1  # a recurrent net learns slower, and each pass is quicker
-    train(net, pictures.train, epochs[0] * more, _RATE, seed, f"training the {name}")
+    train(net, pictures.train, effort.epochs * more, _RATE, seed, f"training the {name}")
     example = pictures.test[0][:1]
     original = copy.deepcopy(net)
     graph = trace(original, example)
     curve = sweep(original, example, lambda model: accuracy(model, pictures.test), ratios=(0.15, 0.3, 0.45, 0.6, 0.75))
-    decided = plan(graph, Macs(0.5), importance=Magnitude())
-    # What an LSTM puts out is what it reads next: solved step by step, its errors would add up.
-    batches = None if isinstance(net, RowLSTM) else pictures.train[0][:_SEEN].split(_TIMED)
-    small = copy.deepcopy(apply(net, decided, compensate=None if batches is None else LeastSquares(batches)))
-    train(net, pictures.train, epochs[1] * more, _RATE / 10, seed + 1, f"letting the {name} recover")
+    decided = plan(graph, Macs(0.5), importance=Reconstruction(list(pictures.train[0][:_SEEN].split(_TIMED))))
+    batches = pictures.train[0][:_SEEN].split(_TIMED)
+    small = copy.deepcopy(apply(net, decided, compensate=LeastSquares(batches)))
+    train(net, pictures.train, effort.recovery * more, _RATE / 10, seed + 1, f"letting the {name} recover")
     models = (original, small, net)
-    times = _latencies(models, pictures.test[0][:_TIMED])
+    times = _latencies(models, pictures.test[0][:_TIMED], effort.turns)
     stages = tuple(
         _stage(stage, model, pictures, example, seconds)
         for stage, model, seconds in zip(STAGES, models, times, strict=True)
@@ -107,13 +120,13 @@ def _stage(name: str, model: nn.Module, pictures: Pictures, example: Tensor, sec
 
 
 @torch.no_grad()
-def _latencies(models: Sequence[nn.Module], batch: Tensor) -> list[float]:
+def _latencies(models: Sequence[nn.Module], batch: Tensor, turns: int) -> list[float]:
     """Seconds per run of each model, measured in turns: what slows the machine for a while slows all."""
     timers = [
         Timer("model(batch)", globals={"model": model, "batch": batch}, num_threads=1, timer=time.thread_time)
         for model in models
     ]
-    samples = [[timer.timeit(_RUNS).median for timer in timers] for _ in range(_TURNS)]
+    samples = [[timer.timeit(_RUNS).median for timer in timers] for _ in range(turns)]
     return [statistics.median(column) for column in zip(*samples, strict=True)]
 
 

@@ -10,7 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from secateur.calibrate import Product, Watch, call, stakes
-from secateur.importance.batches import each, studied
+from secateur.errors import CalibrationError
+from secateur.importance.batches import each, failed, studied
 from secateur.importance.criterion import Criterion
 from secateur.importance.elimination import Part, eliminate
 from secateur.importance.gather import Context
@@ -119,7 +120,11 @@ class Reader:
         covariance = self.covariance()
         diagonal = covariance.diagonal(dim1=1, dim2=2)
         pull = (ridge * diagonal.mean(1, keepdim=True)).clamp_min(1e-12)
-        return torch.cholesky_inverse(torch.linalg.cholesky(covariance + torch.diag_embed(pull.expand_as(diagonal))))
+        while True:
+            factor, failing = torch.linalg.cholesky_ex(covariance + torch.diag_embed(pull.expand_as(diagonal)))
+            if not failing.any():
+                return torch.cholesky_inverse(factor)
+            pull = pull * 10  # rounding made it singular
 
     def weighted(self) -> Tensor:
         """The weight, each output by how much it matters."""
@@ -146,9 +151,14 @@ def readers(model: nn.Module, batches: Sequence[Any]) -> dict[str, list[Reader]]
 
     with studied(model, "Reconstruction"):
         for batch in batches:
-            with Watch(model, on_product):
-                call(model, batch)
+            try:
+                with Watch(model, on_product):
+                    call(model, batch)
+            except Exception as error:  # any code of the user's may run here
+                raise failed("Reconstruction", number, "model(batch)", error) from error
             number += 1
+        if any(not bool(reader.xx.isfinite().all()) for parts in found.values() for reader in parts.values()):
+            raise CalibrationError("Reconstruction: inputs of layers are not finite; are there NaN weights or data?")
         matter = stakes(model, batches)
     for name, parts in found.items():
         for offset, reader in parts.items():

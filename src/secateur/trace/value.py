@@ -133,13 +133,21 @@ class Call:
         else:
             self.summed.append((b.dims[j], of_b) if of_a is None else (a.dims[i], of_a))
 
-    def reads(self, weight: Value, i: int, x: Value) -> None:
-        """Remember that a weight reads a part of each of x's positions along a dimension of its own."""
+    def reads(self, weight: Value, i: int, part: Layout, x: Value) -> None:
+        """Remember that a dimension of a weight reads a part of x's positions along a dimension."""
         if x.storage.made_of is None and weight.storage.made_of is not None:
             self.summed.append((weight.dims[i], weight.storage.made_of))
+        else:
+            self.sums(part, weight, x)
+
+    def sums(self, layout: Layout, *values: Value) -> None:
+        """Remember a sum over data that is not a weight's reading of it."""
+        if any(value.storage.made_of is None for value in values):
+            self.summed.append((layout, None))
 
     def reduce(self, x: Value, i: int, needs_zero: bool = True) -> None:
         """Reduce a dimension; exact when removed positions are zero and the reduction ignores zeros."""
+        self.sums(x.dims[i], x)
         if not needs_zero:
             self.note(x.dims[i], "takes a statistic over it")
         elif not x.is_zero(i):

@@ -140,7 +140,7 @@ class _Trial:
         for first, *others in self.size_layouts.values():
             for other in others:
                 tracer.equal_counts(first, other, "one size argument")
-        self.sizes = Sizes(tracer, _no_place)
+        self.sizes = Sizes(tracer, _no_place, dict)
         every = chain.from_iterable(_own_layouts(value) for value in (*inputs, *outputs))
         self.atoms = list(dict.fromkeys(atom for layout in every for atom in free_atoms(layout)))
 

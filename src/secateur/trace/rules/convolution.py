@@ -42,11 +42,12 @@ def convolution(
         outer, inner = (mixed, weight.dims[1]) if transposed else (weight.dims[1], mixed)
         if transposed:
             unify(weight.dims[0], Product((group_in, outer)))
+            call.sums(mixed, weight, x)
             spread = inner
             channels = Product((group_in, inner))
         else:
             unify(outer, inner)
-            call.reads(weight, 1, x)
+            call.reads(weight, 1, mixed, x)
             group, spread = factor(weight.dims[0], groups)
             unify(group, group_in)
             channels = Product((group_in, spread))

@@ -119,6 +119,8 @@ def trilinear(
         if i not in summed:
             result.append(along[0].dims[i])
             flags.append(clean)
-        elif not clean:
+            continue
+        call.sums(along[0].dims[i], a, b, c)
+        if not clean:
             call.note(along[0].dims[i], "sums over removed positions that are not zero")
     return Value(result, flags)

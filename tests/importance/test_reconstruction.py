@@ -1,0 +1,86 @@
+"""Reconstruction: the error that is left when the others take over, checked against plain least squares."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import timm
+import torch
+from torch import nn
+
+import secateur as sec
+from secateur.errors import SecateurError
+from secateur.importance.reconstruction import readers
+
+
+def residual(inputs: np.ndarray, targets: np.ndarray) -> float:
+    """The mean squared error that a fit with a shift leaves."""
+    design = np.concatenate([inputs, np.ones((len(inputs), 1))], 1)
+    solution, *_ = np.linalg.lstsq(design, targets, rcond=None)
+    return float(((design @ solution - targets) ** 2).sum() / len(inputs))
+
+
+def scored(net, batches, ridge=1e-9):
+    found = {}
+
+    def keep(context):
+        found[context.axis.name] = criterion(context)
+        return found[context.axis.name]
+
+    criterion = sec.Reconstruction(batches, ridge=ridge)
+    sec.plan(sec.trace(net, batches[0]), sec.Ratio(0.5), importance=keep)
+    return found
+
+
+def test_scores_are_what_the_error_of_a_fit_grows_by() -> None:
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 5))
+    x = torch.randn(400, 6)
+    (scores,) = scored(net, [x]).values()
+    stakes = readers(net, [x])["2.weight"][0].stakes[0].numpy()
+    hidden = torch.relu(net[0](x)).detach().double().numpy()
+    targets = hidden @ net[2].weight.detach().double().numpy().T * np.sqrt(stakes)
+    left, floor, before = list(range(8)), 0.0, 0.0
+    for _ in range(8):
+        errors = {j: residual(hidden[:, [i for i in left if i != j]], targets) - before for j in left}
+        first = min(errors, key=errors.get)
+        floor = max(floor, errors[first])
+        assert float(scores[first]) == pytest.approx(floor, rel=2e-2, abs=1e-6)
+        before += errors[first]
+        left.remove(first)
+
+
+def test_a_channel_that_others_express_goes_first() -> None:
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Conv2d(3, 6, 3), nn.Conv2d(6, 4, 3, groups=2), nn.Conv2d(4, 2, 1))
+    with torch.no_grad():
+        net[0].weight[2] = net[0].weight[0] - net[0].weight[1]
+    first = next(iter(scored(net, [torch.randn(8, 3, 9, 9)]).values()))
+    assert int(first.argmin()) in (0, 1, 2)
+
+
+def test_an_axis_that_only_data_reads_is_scored_by_what_makes_it() -> None:
+    torch.manual_seed(0)
+    net = timm.create_model("vit_tiny_patch16_224", depth=1, img_size=32)
+    found = scored(net, [torch.randn(4, 3, 32, 32)], ridge=1e-3)
+    assert all(torch.isfinite(scores).all() and (scores > 0).any() for scores in found.values())
+    assert all(float(scores.max()) < 1e20 for scores in found.values())
+
+
+def test_the_model_is_as_it_was() -> None:
+    net = nn.Sequential(nn.Conv2d(3, 6, 3), nn.BatchNorm2d(6), nn.Conv2d(6, 4, 3)).train()
+    net[0].weight.requires_grad_(False)
+    before = {name: tensor.clone() for name, tensor in net.state_dict().items()}
+    scored(net, [torch.randn(4, 3, 8, 8)])
+    assert all(torch.equal(before[name], tensor) for name, tensor in net.state_dict().items())
+    assert net.training
+    assert net[1].training
+    assert not net[0].weight.requires_grad
+    assert all(p.grad is None for p in net.parameters())
+
+
+def test_bad_batches_are_refused() -> None:
+    net = nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 5))
+    for batches in ([], torch.zeros(3, 6), None):
+        with pytest.raises(SecateurError, match="batches"):
+            sec.plan(sec.trace(net, torch.zeros(1, 6)), sec.Ratio(0.5), importance=sec.Reconstruction(batches))
