@@ -7,7 +7,7 @@ READY  := $(VENV)/.ready
 export HF_HUB_OFFLINE := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test lint zoo fuzz bench bench-masks bench-ao bench-trace bench-cut bench-accuracy clean
+.PHONY: help setup demo test lint docs zoo fuzz bench bench-masks bench-ao bench-trace bench-cut bench-accuracy clean
 
 help: ## explain every target
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-14s %s\n", $$1, $$2}'
@@ -28,6 +28,10 @@ lint: setup ## ruff and mypy
 
 test: lint ## lint, type-check, run the tests and the examples of every docstring
 	$(BIN)/pytest -n 2
+
+docs: setup ## build the documentation into site/
+	$(BIN)/pip install -q -c constraints.txt -e '.[docs]'
+	$(BIN)/mkdocs build --strict
 
 zoo: setup ## the whole model zoo (slow)
 	$(BIN)/pytest -m 'zoo or not zoo' -n 2 -rP tests/zoo
@@ -53,4 +57,4 @@ bench-accuracy: setup ## accuracy after a cut, beside Torch-Pruning: hours; ARGS
 	$(BIN)/python -m benchmarks.accuracy $(ARGS)
 
 clean: ## remove the virtual environment and caches
-	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis build src/*.egg-info
+	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis build site src/*.egg-info

@@ -44,7 +44,9 @@ def main() -> tuple[RowLSTM, list[float]]:
     found = [accuracy(model, x[1200:], y[1200:])]
     graph = sec.trace(model, x[:1])
     print(graph)
-    sec.apply(model, sec.plan(graph, sec.Params(0.4), importance=sec.Taylor([(x[:256], y[:256])], nn.CrossEntropyLoss())))
+    sec.apply(
+        model, sec.plan(graph, sec.Params(0.4), importance=sec.Taylor([(x[:256], y[:256])], nn.CrossEntropyLoss()))
+    )
     found.append(accuracy(model, x[1200:], y[1200:]))
     train(model, x[:1200], y[:1200], 4)
     found.append(accuracy(model, x[1200:], y[1200:]))

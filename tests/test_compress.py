@@ -66,7 +66,7 @@ def test_half_of_the_macs_cost_next_to_no_accuracy(digits) -> None:
 
 
 def test_it_can_be_saved_loaded_and_compressed_again(digits, tmp_path) -> None:
-    net, x, accuracy = digits
+    net, x, _ = digits
     small = copy.deepcopy(net)
     batches = list(x[:512].split(128))
     sec.compress(small, x[:1], sec.Params(0.7), batches, timed=False)

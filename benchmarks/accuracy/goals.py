@@ -60,7 +60,8 @@ def _a_fifth_of_the_damage(task: Task, records: list[Record]) -> Goal:
         return Goal(f"{text}: no result", False)
     if rival is None:
         return Goal(f"{text}: {task.show(ours)}, and no rival could cut it", True)
-    shown = f"{task.show(ours)} and {task.show(rival)}, dense {task.show(dense)}"
+    names = {r["method"] for r in records if r["stage"] == "cut" and r["method"] != OURS.name}
+    shown = f"{task.show(ours)} and {task.show(rival)} ({', '.join(sorted(names))}), dense {task.show(dense)}"
     return Goal(f"{text}: {shown}", dense - ours <= max(0.0, dense - rival) / 5)
 
 

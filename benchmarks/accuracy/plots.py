@@ -1,5 +1,6 @@
 """The trade-off as a picture: score against reduction, ours and every rival."""
 
+import statistics
 from pathlib import Path
 
 import matplotlib
@@ -16,13 +17,14 @@ from matplotlib.axes import Axes
 def curves(task: Task, records: list[Record], path: Path, command: str) -> None:
     """Two panels: right after the cut, and after fine-tuning."""
     figure, panels = pyplot.subplots(1, 2, figsize=(11, 4.2), sharey=True)
+    methods = list(dict.fromkeys(r["method"] for r in records if "score" in r and "method" in r))
     dense = next(r["score"] for r in records if r["stage"] == "dense")
     for panel, stages, title in zip(
         panels, (("cut", "screen"), ("tuned",)), ("right after the cut", "after fine-tuning"), strict=True
     ):
         panel.axhline(dense, color="grey", linewidth=0.8, linestyle=":", label="uncut")
-        for method in dict.fromkeys(r["method"] for r in records if r["stage"] in stages):
-            _line(panel, [r for r in records if r["stage"] in stages and r["method"] == method], method)
+        for i, method in enumerate(methods):
+            _line(panel, _points(records, method, stages), method, "black" if method == OURS.name else f"C{i % 10}")
         panel.set(title=title, xlabel=f"times fewer {task.quantity}")
         panel.grid(alpha=0.3)
     panels[0].set_ylabel({"%": "accuracy, %"}.get(task.show(0)[-1], task.show(0).split()[0]))
@@ -33,18 +35,20 @@ def curves(task: Task, records: list[Record], path: Path, command: str) -> None:
     pyplot.close(figure)
 
 
-def _line(panel: Axes, records: list[Record], method: str) -> None:
-    points: dict[float, list[float]] = {}
-    for record in records:
-        if "score" in record:
-            points.setdefault(record["factor"], []).append(record["score"])
-    x = sorted(points)
-    ours = method == OURS.name
-    panel.plot(
-        x,
-        [sum(points[factor]) / len(points[factor]) for factor in x],
-        marker="o" if ours else ".",
-        linewidth=2.2 if ours else 0.8,
-        color="black" if ours else None,
-        label=method,
-    )
+def _points(records: list[Record], method: str, stages: tuple[str, ...]) -> dict[float, float]:
+    """The mean score by reduction, from the first of the stages that has any: they are not the same test data."""
+    points: dict[float, float] = {}
+    mine = [record for record in records if record.get("method") == method and "score" in record]
+    for factor in sorted({record["factor"] for record in mine}):
+        by_stage = ([r["score"] for r in mine if r["stage"] == stage and r["factor"] == factor] for stage in stages)
+        scores = next((scores for scores in by_stage if scores), None)
+        if scores:
+            points[factor] = statistics.mean(scores)
+    return points
+
+
+def _line(panel: Axes, points: dict[float, float], method: str, color: str) -> None:
+    if points:
+        ours = method == OURS.name
+        marker, width = ("o", 2.2) if ours else (".", 0.8)
+        panel.plot(list(points), list(points.values()), color=color, label=method, marker=marker, linewidth=width)

@@ -60,7 +60,7 @@ def compress(
     protect: Sequence[str] = (),
     round_to: int = 1,
     ridge: float = 1e-3,
-    bias: bool = True,
+    bias: bool = False,
     verify: bool = True,
     timed: bool = True,
 ) -> Compressed:
@@ -78,7 +78,8 @@ def compress(
     function that makes one. Positions are ranked by what the model's output would lose when they go and the others
     take over (`Reconstruction`), the target is spent where that costs least, the cut is verified, and then each layer
     is refitted to what it put out before (`LeastSquares`). The keywords are those of `plan`, `LeastSquares` and
-    `apply`; `timed=False` skips measuring how long both models take.
+    `apply`; `bias=True` gives layers without a bias one where that helps, a little beyond the budget; `timed=False`
+    skips measuring how long both models take.
 
     All or nothing: whatever goes wrong, the model is as it was.
     """

@@ -11,7 +11,7 @@ DOCS = ROOT / "docs"
 PAGES = [ROOT / "README.md", ROOT / "CHANGELOG.md", *sorted(DOCS.rglob("*.md"))]
 
 _FENCE = re.compile(r"^```(?P<language>\S*)(?P<rest>[^\n]*)\n(?P<body>.*?)^```$", re.DOTALL | re.MULTILINE)
-_TITLE = re.compile(r'^ title="([^"]*)"$')
+_TITLE = re.compile(r'^ title="([^"]*)"$|^ \{\.py title="([^"]*)"\}$')  # the second is not touched by formatters
 
 
 @dataclass(frozen=True)
@@ -29,9 +29,11 @@ def blocks(text: str) -> list[Block]:
     found = []
     for match in _FENCE.finditer(text):
         title = _TITLE.match(match["rest"])
-        assert title or not match["rest"], f"```{match['language']}{match['rest']}: only title=\"…\" may follow"
+        assert title or not match["rest"], f'```{match["language"]}{match["rest"]}: only title="…" may follow'
         line = text.count("\n", 0, match.start()) + 2
-        found.append(Block(match["language"], title[1] if title else "", match["body"], line))
+        shown = title is not None and title[2] is not None
+        name = "" if title is None else title[2] or title[1] or ""
+        found.append(Block("py" if shown else match["language"], name, match["body"], line))
     return found
 
 

@@ -6,7 +6,6 @@ part of what the block before it printed.
 
 from __future__ import annotations
 
-import copy
 from pathlib import Path
 
 import pytest
@@ -58,9 +57,7 @@ class _Reader:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=_id)
-def test_page(
-    page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_page(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.chdir(tmp_path)
     torch.manual_seed(0)
     reader = _Reader(page, capsys)
@@ -86,13 +83,11 @@ def _page(tmp_path: Path, *found: Block) -> Path:
     ],
     ids=["fails", "another error", "no error", "prints something else", "another message", "not run"],
 )
-def test_what_is_wrong_is_noticed(
-    wrong: list[Block], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_what_is_wrong_is_noticed(wrong: list[Block], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     page = _page(tmp_path, *wrong)
     reader = _Reader(page, capsys)
     *first, last = blocks(page.read_text())
-    for block in copy.copy(first):
+    for block in first:
         reader.read(block)
     with pytest.raises((AssertionError, pytest.fail.Exception)):
         reader.read(last)

@@ -10,9 +10,12 @@ import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from secateur.errors import VerifyError
 from secateur.surgery import named_tensors
 from secateur.trace.capture import arguments, tensors_in, untouched
 from secateur.trace.held import Walk
+
+_GROUPED_BYTES = 16
 
 
 def raised(tensor: Tensor, dtype: torch.dtype) -> Tensor:
@@ -23,7 +26,11 @@ def raised(tensor: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 class HighPrecision(TorchDispatchMode):
-    """Keeps doubles double where a model's own code casts them down for speed."""
+    """Keeps doubles double where a model's own code casts them down for speed; `itemsize` is of its own numbers."""
+
+    def __init__(self, itemsize: int = 4) -> None:
+        super().__init__()
+        self._itemsize = itemsize
 
     def __torch_dispatch__(self, func: Any, _types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -32,8 +39,20 @@ class HighPrecision(TorchDispatchMode):
             if asked is not None and asked.is_floating_point:
                 kwargs = {**kwargs, "dtype": torch.float64}
         if func is torch.ops.aten._grouped_mm.default and args[0].dtype == torch.float64:
+            _check_strides(args[0], args[1], self._itemsize)
             return _grouped_mm(*args, **kwargs)
         return func(*args, **kwargs)
+
+
+def _check_strides(a: Tensor, b: Tensor, itemsize: int) -> None:
+    """Torch's kernel takes rows of whole multiples of 16 bytes only."""
+    multiple = _GROUPED_BYTES // itemsize
+    for width in (a.shape[-1], b.shape[-1]):
+        if width % multiple:
+            raise VerifyError(
+                "torch's grouped matrix product, which experts run on, takes widths that are multiples of "
+                f"{multiple}, and one would be {width}; plan with round_to={multiple}"
+            )
 
 
 def _grouped_mm(a: Tensor, b: Tensor, offs: Tensor, *_: Any, **__: Any) -> Tensor:
@@ -81,7 +100,8 @@ def outputs(
         args, kwargs = arguments(_lift(example, dtype))
         hooks = list(_watch(model, seen)) if seen is not None else []
         try:
-            with HighPrecision(), within or nullcontext():
+            itemsize = next((p.element_size() for p in old if p.is_floating_point()), 4)
+            with HighPrecision(itemsize), within or nullcontext():
                 return list(tensors_in(model(*args, **kwargs)))
         finally:
             for hook in hooks:
