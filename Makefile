@@ -54,6 +54,7 @@ bench-cut: setup ## cutting: beside Torch-Pruning
 	$(BIN)/python benchmarks/engine.py cut
 
 bench-accuracy: setup ## accuracy after a cut, beside Torch-Pruning: hours; ARGS=--quick or ARGS="--only resnet56" for less
+	$(BIN)/pip install -q -c constraints.txt -e '.[accuracy]'
 	$(BIN)/python -m benchmarks.accuracy $(ARGS)
 
 clean: ## remove the virtual environment and caches

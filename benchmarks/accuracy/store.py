@@ -33,22 +33,24 @@ def fingerprint(library: str) -> str:
 class Store:
     """What has been measured already, by configuration and by the code that it was measured with.
 
-    A fresh store measures everything again.
+    A fresh store measures everything once more.
     """
 
     def __init__(self, fresh: bool = False) -> None:
         self._fresh = fresh
+        self._measured: set[Path] = set()
         self.fingerprints = {library: fingerprint(library) for library in ("torch-pruning", "secateur", "stand-in")}
 
     def get(self, configuration: Record, library: str, measure: Callable[[], Record]) -> Record:
         """The record of a configuration: from its file, or measured now and put there."""
         key = "-".join(str(value).replace(" ", "_").replace("/", "_") for value in configuration.values())
         path = packages.cache("results", self.fingerprints[library], f"{key}.json")
-        if path.exists() and not self._fresh:
+        if path.exists() and (path in self._measured or not self._fresh):
             found: Record = json.loads(path.read_text())
             return found
         record = {**configuration, "library": library, **measure()}
         part = path.with_suffix(f".{os.getpid()}")
         part.write_text(json.dumps(record, indent=1))
         part.replace(path)
+        self._measured.add(path)
         return record

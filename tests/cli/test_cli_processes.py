@@ -51,6 +51,11 @@ def slow_to_save(folder: Path) -> list[str]:
     return ["prune", "slow.py:pair", "--ratio", "0.5", "--out", "out", "--report"]
 
 
+def heed_interrupts() -> None:
+    """As from a terminal: a job in the background of a script inherits that they are ignored."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
 def test_interrupted_in_the_middle_of_writing(folder: Path) -> None:
     """By Ctrl-C, and by whoever stops a job."""
     running = {}
@@ -58,7 +63,9 @@ def test_interrupted_in_the_middle_of_writing(folder: Path) -> None:
         place = folder / number.name
         place.mkdir()
         pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-        running[number, place] = subprocess.Popen([SCRIPT, *slow_to_save(place)], cwd=place, env=env(), **pipes)
+        running[number, place] = subprocess.Popen(
+            [SCRIPT, *slow_to_save(place)], cwd=place, env=env(), preexec_fn=heed_interrupts, **pipes
+        )
     for (number, place), command in running.items():
         deadline = time.monotonic() + 100
         while not (place / "begun").exists() and command.poll() is None and time.monotonic() < deadline:
