@@ -275,3 +275,25 @@ def test_data_without_finite_numbers_change_nothing_silently() -> None:
         warnings.simplefilter("ignore", SecateurWarning)
         sec.apply(net, plan, compensate=sec.LeastSquares([torch.full((8, 6), float("nan"))]))
     assert same(net, state(plain))
+
+
+def test_a_norm_that_layers_share_takes_the_shift_of_none() -> None:
+    class Shared(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first = nn.Conv2d(3, 12, 3)
+            self.one, self.two = nn.Conv2d(12, 6, 1, bias=False), nn.Conv2d(12, 6, 1, bias=False)
+            self.norm = nn.BatchNorm2d(6)
+
+        def forward(self, x):
+            x = self.first(x).relu()
+            return self.norm(self.one(x)) + self.norm(self.two(x))
+
+    torch.manual_seed(0)
+    net, batches = Shared().eval(), [torch.randn(8, 3, 9, 9)]
+    plan = sec.plan(sec.trace(net, batches[0]), {"first.weight": 0.5})
+    mean = net.norm.running_mean.clone()
+    compensate = sec.LeastSquares(batches)
+    sec.apply(net, plan, compensate=compensate)
+    assert torch.equal(net.norm.running_mean, mean)
+    assert compensate.outcome.after < compensate.outcome.before

@@ -42,7 +42,7 @@ class _Backward(TorchDispatchMode):
             part = (name, int(weight.storage_offset()))
             known = self.squares.get(part)
             if known is None or known.shape == squares.shape:
-                self.squares[part] = squares.double() if known is None else known + squares
+                self.squares[part] = squares.double().cpu() if known is None else known + squares.cpu()
                 self.rows[part] = self.rows.get(part, 0) + rows
 
 

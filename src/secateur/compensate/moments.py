@@ -14,7 +14,7 @@ def _zero() -> Tensor:
 
 @dataclass
 class Moments:
-    """Second moments of inputs and targets, accumulated in double precision.
+    """Second moments of inputs and targets, accumulated in double precision, on the CPU.
 
     >>> moments = Moments()
     >>> x = torch.tensor([[[0.0], [1.0], [2.0]]])
@@ -36,12 +36,12 @@ class Moments:
         precise = torch.promote_types(x.dtype, torch.float32)
         x, y = x.to(precise), y.to(precise)
         self.rows += x.shape[1]
-        self.xx = self.xx + (x.mT @ x)
-        self.xy = self.xy + (x.mT @ y)
+        self.xx = self.xx + (x.mT @ x).cpu()
+        self.xy = self.xy + (x.mT @ y).cpu()
         ones = x.new_ones(1, x.shape[1])
-        self.x = self.x + (ones @ x).squeeze(1)
-        self.y = self.y + (ones @ y).squeeze(1)
-        self.yy = self.yy + torch.linalg.vector_norm(y, dim=1).double().square()
+        self.x = self.x + (ones @ x).squeeze(1).cpu()
+        self.y = self.y + (ones @ y).squeeze(1).cpu()
+        self.yy = self.yy + torch.linalg.vector_norm(y, dim=1).double().square().cpu()
 
     def centred(self, shift: bool) -> tuple[Tensor, Tensor, Tensor]:
         """The moments about the means, or about zero where no shift is free."""
@@ -61,7 +61,7 @@ class Moments:
     def solve(self, start: Tensor, ridge: float, shift: bool) -> tuple[Tensor, Tensor]:
         """The weight (groups, outputs, summed) with the least squared error, held near `start`, and its shift."""
         xx, xy, _ = self.centred(shift)
-        start = start.double().mT
+        start = start.double().cpu().mT
         diagonal = xx.diagonal(dim1=1, dim2=2)
         pull = (ridge * diagonal.mean(1, keepdim=True)).clamp_min(1e-30)
         system = xx + torch.diag_embed(pull.expand_as(diagonal))
@@ -74,11 +74,11 @@ class Moments:
 
     def shift(self, weight: Tensor) -> Tensor:
         """The shift that makes the mean output right, as (groups, outputs)."""
-        return (self.y - (weight.double() @ self.x.unsqueeze(2)).squeeze(2)) / max(self.rows, 1)
+        return (self.y - (weight.double().cpu() @ self.x.unsqueeze(2)).squeeze(2)) / max(self.rows, 1)
 
     def error(self, weight: Tensor, shift: Tensor | None) -> Tensor:
         """The squared error of each output (groups, outputs) with a weight and a shift."""
-        weight = weight.double()
+        weight = weight.double().cpu()
         cross = (weight * self.xy.mT).sum(2)
         square = ((weight @ self.xx) * weight).sum(2)
         plain = self.yy - 2 * cross + square

@@ -100,12 +100,12 @@ class Refit:
         if stream is None or left is None or stream.numel() != both.whole.out.numel():
             return None
         stream = stream.reshape(both.whole.out.shape)
-        stream = stream if pick is None else stream.index_select(1, pick)
+        stream = stream if pick is None else stream.index_select(1, pick.to(stream.device))
         if stream.numel() != left.numel():
             return None
         scale = self._scale(residuals[1])
         shape = [-1 if d == 1 else 1 for d in range(stream.ndim)]
-        return (stream - left.reshape(stream.shape)) / scale.to(stream.dtype).view(shape if scale.ndim else ())
+        return (stream - left.reshape(stream.shape)) / scale.to(stream).view(shape if scale.ndim else ())
 
     def _scale(self, residual: Residual) -> Tensor:
         """What an output is multiplied with before it is added to the stream; infinite where that is next to zero."""
@@ -128,15 +128,17 @@ class Refit:
             self._lines[name] = (name, float("nan"), float("nan"), "too wide to be refitted")
             return
         norm = self._found[1].norms.get(name)
+        if norm is not None and self._found[1].means[norm.mean] > 1:
+            norm = None  # other layers go through it too: it cannot take the shift of one
         bias, start = product.shift, product.weight
         free = self._options.shifts and (bias is not None or norm is not None)
-        old = None if bias is None else bias.squeeze(1).double()
+        old = None if bias is None else bias.squeeze(1).double().cpu()
         before = moments.error(start, old)
         scale = float(moments.spread().sum().clamp_min(1e-30))
         off = float(before.sum()) / scale
         if off < _NOTHING:
             return
-        weight, shift = start.double(), moments.shift(start) if free else torch.zeros_like(before)
+        weight, shift = start.double().cpu(), moments.shift(start) if free else torch.zeros_like(before)
         if self._options.weights:
             weight, shift = moments.solve(start, self._options.ridge, free)
         elif not free:
@@ -159,7 +161,7 @@ class Refit:
             product.shift.copy_(shift.unsqueeze(1))
         elif norm is not None:
             mean = self._tensors[norm.mean]
-            mean.sub_(shift.flatten().to(mean.dtype))
+            mean.sub_(shift.flatten().to(mean))
             self._shifted.add(norm.mean)
 
     # what was reached ------------------------------------------------------------------------------------------

@@ -89,8 +89,8 @@ class Reader:
         """Take in inputs as (groups, rows, summed)."""
         x = x.to(torch.promote_types(x.dtype, torch.float32))
         self.rows += x.shape[1]
-        self.xx = self.xx + x.mT @ x
-        self.x = self.x + (x.new_ones(1, x.shape[1]) @ x).squeeze(1)
+        self.xx = self.xx + (x.mT @ x).cpu()
+        self.x = self.x + (x.new_ones(1, x.shape[1]) @ x).squeeze(1).cpu()
 
     def summed(self, dim: int) -> Tensor | None:
         """(groups, summed): the index in a dimension of the parameter at each summed element, if that varies."""
@@ -139,8 +139,8 @@ def readers(model: nn.Module, batches: Sequence[Any]) -> dict[str, list[Reader]]
     number = 0
 
     def on_product(product: Product, run: Any) -> Any:
-        weight = product.weight.detach()
-        key = int(weight.storage_offset())  # a packed parameter is read part by part
+        weight = product.weight.detach().cpu()
+        key = int(product.weight.storage_offset())  # a packed parameter is read part by part
         known = found.setdefault(product.name, {})
         if key not in known:
             zeros = torch.zeros(1, 1, 1, dtype=torch.float64)

@@ -45,9 +45,14 @@ class Rung:
 Ladder = tuple[Rung, ...]  # the states of axes that move together, from whole to least
 
 
+def losses(scores: Tensor) -> list[float]:
+    """The importance that is lost when none, one, two, … positions go, the least important first."""
+    return [0.0, *scores.sort().values.clamp_min(0).cumsum(0).tolist()]
+
+
 def ladder(axis: Axis, scores: Tensor, least: int, step: int) -> Ladder:
     """The states of one axis by itself: its least important positions go first, `step` at a time or more."""
-    lost = [0.0, *scores.sort().values.clamp_min(0).cumsum(0).tolist()]
+    lost = losses(scores)
     stride = -(-max(1, axis.size // _RUNGS) // step) * step
     counts = [axis.size, *range((axis.size - 1) // stride * stride, least, -stride), least]
     return tuple(Rung({axis: n}, lost[axis.size - n]) for n in dict.fromkeys(counts))

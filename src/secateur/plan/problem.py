@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from secateur.axes import Atom, Polynomial
 from secateur.errors import PlanError
 from secateur.importance import Context, Importance, Scope, rank
-from secateur.plan.allocation import Counts, Ladder, Limit, Rung, ladder
+from secateur.plan.allocation import Counts, Ladder, Limit, Rung, ladder, losses
 from secateur.plan.cost import CostModel
 from secateur.plan.counts import components, settle, settle_group
 from secateur.trace.graph import Axis, Graph
@@ -146,7 +146,7 @@ class Problem:
         self, group: list[Axis], atoms: list[Atom], constraints: Any, scores: Mapping[Axis, Tensor], least: float
     ) -> Ladder:
         """Axes whose counts depend on each other are cut by the same ratio, as near as sizes allow."""
-        lost = {axis: [0.0, *scores[axis].sort().values.clamp_min(0).cumsum(0).tolist()] for axis in group}
+        lost = {axis: losses(scores[axis]) for axis in group}
         rungs: dict[tuple[int, ...], Rung] = {}
         for n in range(_TIED_RUNGS + 1):
             wanted = {axis.atom: self._keep(axis, n / _TIED_RUNGS * (1 - least)) for axis in group}
