@@ -129,12 +129,24 @@ class Graph:
         return "\n".join(lines)
 
 
+def _keep_tables(capture: Capture) -> None:
+    """Fix what only buffers have and no product sums over: the part of a table that a longer input would need."""
+    dims = [dim for name, value in capture.values.items() if capture.kinds[name] == "parameter" for dim in value.dims]
+    dims += [layout for cost in capture.tracer.costs for layout in cost.layouts]
+    weighty = {atom for dim in dims for atom in free_atoms(dim)}
+    for name, value in capture.values.items():
+        if capture.kinds[name] == "buffer":
+            for atom in {atom for dim in value.dims for atom in free_atoms(dim)} - weighty:
+                fix(atom, "only in buffers: cutting it saves nothing, and another input may need it")
+
+
 def build(model: nn.Module, example: Any, capture: Capture, steps: Sequence[Step]) -> Graph:
     """Solve the sizes, find the sites of every free axis, name them."""
     for value in capture.values.values():
         if not value.used:
             for dim in value.dims:
                 fix(dim, "not used when the model ran on the example")
+    _keep_tables(capture)
     known: dict[Place, int] = {}
 
     def now(place: Place) -> int:
