@@ -85,7 +85,7 @@ def mobilenet_v2() -> nn.Module:
 
 def small_vit() -> nn.Module:
     """A ViT of four blocks, trained on Fashion-MNIST."""
-    return _trained("small_vit", nets.small_vit, _fashion_batches(128), Recipe(1500, 128, 2e-3, decay=0.05))
+    return _trained("small_vit", nets.small_vit, _fashion_batches(128), Recipe(2800, 128, 1e-3, decay=0.05))
 
 
 def ecg_lstm() -> nn.Module:

@@ -80,8 +80,8 @@ def mobilenet_v2() -> nn.Module:
 
 
 def small_vit() -> nn.Module:
-    """timm's VisionTransformer for 1×28×28 images: 49 patches, 64 wide, four blocks of four heads."""
-    return VisionTransformer(28, 4, 1, num_classes=10, embed_dim=64, depth=4, num_heads=4)
+    """timm's VisionTransformer for 1×28×28 images: 49 patches, 128 wide, four blocks of four heads."""
+    return VisionTransformer(28, 4, 1, num_classes=10, embed_dim=128, depth=4, num_heads=4)
 
 
 class Recurrent(nn.Module):

@@ -43,6 +43,7 @@ from secateur.io import load, save
 from secateur.latency import Latency, compare, latency
 from secateur.plan import AxisPlan, Bytes, Macs, Params, Plan, Ratio, Zeros, plan
 from secateur.schedule import Distill, ScheduleError, iterate
+from secateur.sweep import sweep
 from secateur.trace import Axis, Blocked, Graph, Site, macs, trace
 
 __all__ = [
@@ -59,6 +60,7 @@ __all__ = [
     "load",
     "schedule",
     "iterate",
+    "sweep",
     "Distill",
     "Plan",
     "AxisPlan",

@@ -4,27 +4,30 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 from secateur.apply import apply
+from secateur.calibrate import call
+from secateur.compensate import LeastSquares
 from secateur.errors import PlanError, SecateurError
-from secateur.importance import Importance, Magnitude
+from secateur.importance import Importance, Magnitude, Reconstruction
+from secateur.importance.batches import each, studied
+from secateur.plan import Plan, Ratio
 from secateur.plan.counts import components
 from secateur.plan.plan import make_plan
 from secateur.plan.problem import Problem
+from secateur.plan.targets import Chosen, Target, target_of
 from secateur.progress import progress
 from secateur.trace import Axis, trace
-from secateur.trace.capture import arguments
 
 
 class SweepError(SecateurError, ValueError):
-    """A sweep was asked for with a metric or with batches that give no numbers."""
+    """A sweep was asked for without targets, or with a metric or with batches that give no numbers."""
 
 
 Metric = Callable[[nn.Module], float]
@@ -35,10 +38,12 @@ RATIOS = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8)
 class Point:
     """A cut and what the metric is after it; MACs and parameters as shares of the whole."""
 
-    ratio: float
+    ratio: float | None  # None: the target is not one ratio for all
     macs: float
     params: float
     metric: float
+    target: str = ""
+    predicted: float = 0.0  # the importance that goes: the scores of the removed positions, added up
 
 
 @dataclass(frozen=True)
@@ -52,7 +57,7 @@ class Sensitivity:
 
 @dataclass(frozen=True)
 class Sweep:
-    """The metric of the whole model, the trade-off curve over ratios, and the sensitivity of each axis."""
+    """The metric of the whole model, the trade-off curve over targets, and the sensitivity of each axis."""
 
     metric: str
     whole: float
@@ -67,11 +72,14 @@ class Sweep:
 class OutputError:
     """How far a model's outputs are from those of the model as it was: the relative error, 0 when nothing changed.
 
+    >>> import torch
     >>> net = nn.Linear(2, 2, bias=False)
     >>> metric = OutputError(net, [torch.ones(1, 2)])
     >>> net.weight.data *= 1.5
     >>> round(metric(net), 3)
     0.5
+
+    Models run in eval mode and are left as they were.
     """
 
     __name__ = "relative output error"
@@ -80,22 +88,22 @@ class OutputError:
         self._batches = list(batches)
         if not self._batches:
             raise SweepError("a sweep needs at least one batch to compare outputs on")
-        self._want = [_outputs(model, batch) for batch in self._batches]
+        with studied(model, "a sweep"):
+            self._want = [_outputs(model, batch) for batch in self._batches]
 
     def __call__(self, model: nn.Module) -> float:
         wrong = right = 0.0
-        for batch, want in zip(self._batches, self._want, strict=True):
-            for new, old in zip(_outputs(model, batch), want, strict=True):
-                wrong += float((new - old).square().sum())
-                right += float(old.square().sum())
+        with studied(model, "a sweep"):
+            for batch, want in zip(self._batches, self._want, strict=True):
+                for new, old in zip(_outputs(model, batch), want, strict=True):
+                    wrong += float((new - old).square().sum())
+                    right += float(old.square().sum())
         return math.sqrt(wrong / right) if right else math.sqrt(wrong)
 
 
-@torch.no_grad()
-def _outputs(model: nn.Module, example: Any) -> list[Tensor]:
-    args, kwargs = arguments(example)
+def _outputs(model: nn.Module, batch: Any) -> list[Tensor]:
     try:
-        leaves = tree_leaves(model(*args, **kwargs))
+        leaves = tree_leaves(call(model, batch))
     except Exception as error:  # any code of the user's may run here
         text = f"{type(error).__name__}: {error}".splitlines()[0]
         raise SweepError(
@@ -109,8 +117,10 @@ def sweep(
     example: Any,
     metric: Metric | None = None,
     *,
-    ratios: Sequence[float] = RATIOS,
-    axis_ratio: float = 0.5,
+    targets: Sequence[Target] | None = None,
+    batches: Any = None,
+    ratios: Sequence[float] | None = None,
+    axis_ratio: float | None = 0.5,
     importance: Importance | None = None,
     exact: bool = False,
     protect: Sequence[str] = (),
@@ -118,39 +128,96 @@ def sweep(
 ) -> Sweep:
     """Measure what cutting does to a metric.
 
-    >>> torch.manual_seed(0)
-    <...>
+    >>> import secateur as sec, torch
+    >>> _ = torch.manual_seed(0)
     >>> net = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2)).eval()
     >>> found = sweep(net, torch.ones(1, 4), ratios=(0.25, 0.5))
     >>> [(point.ratio, point.macs) for point in found.curve]
     [(0.25, 0.75), (0.5, 0.5)]
     >>> found.axes[0].axis, found.whole
     ('0 features', 0.0)
+    >>> found = sweep(net, torch.ones(1, 4), targets=[sec.Macs(0.8), sec.Macs(0.4)], batches=[torch.randn(64, 4)])
+    >>> [(point.target, point.macs) for point in found.curve]
+    [('Macs(0.8)', 0.75), ('Macs(0.4)', 0.375)]
+    >>> found.curve[0].predicted < found.curve[1].predicted
+    True
 
     `metric` is a function from a model to a number, such as its accuracy; without one it is how far the outputs on the
-    example are from those of the uncut model. It is called on copies: the model stays as it is. Every axis is cut by
-    `axis_ratio` alone, then all of them together by each of `ratios`.
+    batches, or else on the example, are from those of the uncut model. It is called on copies: the model stays as it
+    is. The curve has a point for each of `targets`, or of `ratios` for all axes; then every axis is cut by `axis_ratio`
+    alone (None: no axis is). All of them are planned before the first is measured, and the criterion is asked once.
+
+    `batches` are inputs as in `compress`, and every cut is as there: ranked by `Reconstruction` unless `importance`
+    says otherwise, and refitted by `LeastSquares`. The error on them is then one of data that layers were fitted to; a
+    metric of your own, on other data, says more.
     """
-    if not isinstance(axis_ratio, float) or not all(0 < r < 1 for r in (*ratios, axis_ratio)):
-        raise PlanError(f"the ratios of a sweep are between 0 and 1, not {(*ratios, axis_ratio)}")
-    measure = OutputError(copy.deepcopy(model).eval(), [example]) if metric is None else metric
-    problem = Problem(
-        trace(model, example), importance or Magnitude(), exact=exact, protect=tuple(protect), round_to=round_to
+    wanted = _wanted(targets, ratios)
+    _check(axis_ratio, metric)
+    data = None if batches is None else list(each(batches, "sweep"))
+    graph = trace(model, example)
+    run = _Run(model, metric or OutputError(model, [example] if data is None else data), data)
+    if importance is None:
+        importance = Magnitude() if data is None else Reconstruction(data)
+    problem = Problem(graph, importance, exact=exact, protect=protect, round_to=round_to)
+    alone = [_Alone(axis_ratio, axis, _moved(problem, axis, axis_ratio)) for axis in problem.axes if axis_ratio]
+    cuts = [_decided(problem, target) for target in (*wanted, *alone)]
+    del problem  # with what it remembers of the data
+    points = [run.point(cut) for cut in progress(cuts, "sweeping")]
+    axes = (
+        Sensitivity(one.axis.name, one.along, point if cut.plan.axes else None)
+        for one, cut, point in zip(alone, cuts[len(wanted) :], points[len(wanted) :], strict=True)
     )
-    name = str(getattr(measure, "__name__", type(measure).__name__))
-    whole = _measured(measure, copy.deepcopy(model), name)
-    cuts: list[tuple[float, tuple[Axis, ...]]] = [(ratio, problem.axes) for ratio in ratios]
-    cuts += [(axis_ratio, _movable(problem, axis, axis_ratio)) for axis in problem.axes]
-    points = [_point(problem, model, cut, measure, name) for cut in progress(cuts, "sweeping")]
-    curve, alone = points[: len(ratios)], points[len(ratios) :]
-    axes = tuple(
-        Sensitivity(axis.name, tuple(other.name for other in together if other is not axis), point)
-        for axis, (_, together), point in zip(problem.axes, cuts[len(ratios) :], alone, strict=True)
-    )
-    return Sweep(name, whole, tuple(point for point in curve if point is not None), axes)
+    return Sweep(run.name, run.whole, tuple(points[: len(wanted)]), tuple(axes))
 
 
-def _movable(problem: Problem, axis: Axis, ratio: float) -> tuple[Axis, ...]:
+def _wanted(targets: object, ratios: Sequence[float] | None) -> tuple[Target, ...]:
+    """The targets of the curve."""
+    if targets is None:
+        given = RATIOS if ratios is None else tuple(ratios)
+        if not all(map(_is_ratio, given)):
+            raise PlanError(f"the ratios of a sweep are between 0 and 1, not {given}")
+        return tuple(map(Ratio, given))
+    if ratios is not None:
+        raise SweepError("a sweep is over targets or over ratios: give one of them; Ratio(r) is a target too")
+    if isinstance(targets, str | Mapping) or not isinstance(targets, Iterable):
+        raise PlanError(f"targets is a list of targets, such as [Macs(0.8), Macs(0.6)], not {targets!r}")
+    made = tuple(map(target_of, targets))
+    if not made:
+        raise SweepError("a sweep needs at least one target, such as Macs(0.5)")
+    return made
+
+
+def _check(axis_ratio: object, metric: object) -> None:
+    if axis_ratio is not None and not _is_ratio(axis_ratio):
+        raise PlanError(f"the ratio of each axis is between 0 and 1, or None, not {axis_ratio!r}")
+    if metric is not None and not callable(metric):
+        raise SweepError(f"a metric is a function from a model to a number, not {metric!r}")
+
+
+def _is_ratio(value: object) -> bool:
+    return isinstance(value, float) and 0 < value < 1
+
+
+@dataclass(frozen=True)
+class _Alone:
+    """A target: one axis by itself, with those that its count depends on."""
+
+    ratio: float
+    axis: Axis
+    moved: tuple[Axis, ...]
+
+    @property
+    def along(self) -> tuple[str, ...]:
+        return tuple(other.name for other in self.moved if other is not self.axis)
+
+    def __str__(self) -> str:
+        return str(Ratio(self.ratio))
+
+    def choose(self, problem: Problem) -> Chosen:
+        return problem.best(problem.counts(lambda axis: self.ratio if axis in self.moved else 0.0))
+
+
+def _moved(problem: Problem, axis: Axis, ratio: float) -> tuple[Axis, ...]:
     """The axis, if it can be cut by itself; with those that its count depends on, if only with them."""
     if problem.counts(lambda other: ratio if other is axis else 0.0)[axis] < axis.size:
         return (axis,)
@@ -158,24 +225,53 @@ def _movable(problem: Problem, axis: Axis, ratio: float) -> tuple[Axis, ...]:
     return tuple(other for other in problem.axes if any(other.atom in group for group in groups)) or (axis,)
 
 
-def _point(
-    problem: Problem, model: nn.Module, cut: tuple[float, tuple[Axis, ...]], metric: Metric, name: str
-) -> Point | None:
-    ratio, axes = cut
-    plan = make_plan(problem.graph, problem.best(problem.counts(lambda axis: ratio if axis in axes else 0.0)))
-    if not plan.axes:
-        return None
-    small = apply(copy.deepcopy(model), plan, verify=False)
-    macs, params = (cost.after / max(cost.before, 1) for cost in (plan.macs, plan.params))
-    return Point(ratio, macs, params, _measured(metric, small, name))
+@dataclass(frozen=True)
+class _Decided:
+    """What a target comes to."""
+
+    target: Target
+    plan: Plan
+    lost: float
 
 
-def _measured(metric: Metric, model: nn.Module, name: str) -> float:
-    value = metric(model)
-    try:
-        number = float(value)
-    except (TypeError, ValueError, RuntimeError):
-        raise SweepError(f"the metric {name} returned {str(value)[:40]!r}; return one number") from None
-    if not math.isfinite(number):
-        raise SweepError(f"the metric {name} returned {number}; return a finite number")
-    return number
+def _decided(problem: Problem, target: Target) -> _Decided:
+    chosen = target.choose(problem)
+    lost = 0.0
+    for axis, kept in chosen.items():
+        lost += float(problem.scores(axis).clamp_min(0).index_fill(0, kept, 0.0).sum())
+    return _Decided(target, make_plan(problem.graph, chosen), lost)
+
+
+def _ratio(target: Target) -> float | None:
+    """The ratio of a target that is one for all."""
+    ratio = target.ratio if isinstance(target, Ratio | _Alone) else None
+    return None if isinstance(ratio, Mapping) else ratio
+
+
+class _Run:
+    """Cuts copies of a model and measures them."""
+
+    def __init__(self, model: nn.Module, metric: Metric, batches: list[Any] | None) -> None:
+        self._model, self._metric, self._batches = model, metric, batches
+        self.name = str(getattr(metric, "__name__", type(metric).__name__))
+        self.whole = self._measured(copy.deepcopy(model))
+
+    def point(self, cut: _Decided) -> Point:
+        """What comes of a cut."""
+        macs, params = (cost.after / max(cost.before, 1) for cost in (cut.plan.macs, cut.plan.params))
+        metric = self._measured(self._cut(cut.plan)) if cut.plan.axes else self.whole
+        return Point(_ratio(cut.target), macs, params, metric, str(cut.target), cut.lost)
+
+    def _cut(self, plan: Plan) -> nn.Module:
+        refit = None if self._batches is None else LeastSquares(self._batches, bias=False)
+        return apply(copy.deepcopy(self._model), plan, verify=False, compensate=refit)
+
+    def _measured(self, model: nn.Module) -> float:
+        value = self._metric(model)
+        try:
+            number = float(value)
+        except (TypeError, ValueError, RuntimeError):
+            raise SweepError(f"the metric {self.name} returned {str(value)[:40]!r}; return one number") from None
+        if not math.isfinite(number):
+            raise SweepError(f"the metric {self.name} returned {number}; return a finite number")
+        return number

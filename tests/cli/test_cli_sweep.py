@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import runpy
 from pathlib import Path
 
 import pytest
@@ -139,6 +140,72 @@ def test_results_and_report(command: Command) -> None:
     ids=range(9),
 )
 def test_what_is_refused(command: Command, words: list[str], code: Exit, message: str) -> None:
+    ended = command("sweep", "net.py:pair", *words)
+    assert ended.code == code
+    assert message in ended.error
+
+
+# budgets and compensation ---------------------------------------------------------------------------------------
+
+
+def test_a_curve_over_budgets(command: Command) -> None:
+    ended = command("sweep", "net.py:pair", "--macs", "0.8,0.6,0.4", "--json")
+    assert ended.code == Exit.DONE, ended.err
+    said = json.loads(ended.out)
+    assert [point["target"] for point in said["curve"]] == ["Macs(0.8)", "Macs(0.6)", "Macs(0.4)"]
+    assert [point["ratio"] for point in said["curve"]] == [None] * 3
+    assert all(point["macs"] <= f for point, f in zip(said["curve"], (0.8, 0.6, 0.4), strict=True))
+    assert len(said["axes"]) == 2
+    rows = [line.split() for line in command("sweep", "net.py:pair", "--macs", "0.8,0.6").out.splitlines()]
+    assert rows[0][0] == "target"
+    assert rows[1] == ["100.0%", "100.0%", "0"]
+    assert [row[0] for row in rows[2:4]] == ["Macs(0.8)", "Macs(0.6)"]
+
+
+def test_budgets_given_together_hold_together(command: Command) -> None:
+    said = json.loads(command("sweep", "net.py:pair", "--macs", "0.8,0.5", "--bytes", "0.9,0.7", "--json").out)
+    assert [point["target"] for point in said["curve"]] == ["Macs(0.8) & Bytes(0.9)", "Macs(0.5) & Bytes(0.7)"]
+
+
+def test_the_curve_alone(command: Command) -> None:
+    words = ("sweep", "net.py:pair", "--params", "0.7,0.5", "--no-axes")
+    assert json.loads(command(*words, "--json").out)["axes"] == []
+    assert "axis alone" not in command(*words).out
+    assert command(*words, "--out", "out", "--report", "-q").code == Exit.DONE
+    assert sorted(command.files()) == ["out/report.html", "out/report.png", "out/sweep.json"]
+
+
+def test_compensated_as_the_library_does(command: Command) -> None:
+    data = ("--data", "net.py:examples")
+    words = ("sweep", "net.py:pair", "--macs", "0.6,0.4", *data, "--importance", "reconstruction", "--json")
+    plain, refitted = (json.loads(command(*words, *more).out)["curve"] for more in ([], ["--compensate"]))
+    net = runpy.run_path("net.py")
+    made = sweep(*net["pair"](), targets=[sec.Macs(0.6), sec.Macs(0.4)], batches=net["examples"]())
+    assert refitted == list(made.to_data()["curve"])
+    for before, after in zip(plain, refitted, strict=True):
+        assert before["macs"] == after["macs"]
+        assert after["metric"] < before["metric"]
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "message"),
+    [
+        (["--macs", "0.5,x"], Exit.USAGE, "--macs 0.5,x: give numbers, as in"),
+        (["--macs", ""], Exit.USAGE, "give numbers, as in"),
+        (["--macs", "0.5,1.5"], Exit.USAGE, "--macs: Macs takes a fraction above 0, at most 1, not 1.5"),
+        (["--macs", "0.5", "--ratios", "0.5"], Exit.USAGE, "--ratios decides by itself; give it without --macs"),
+        (["--macs", "0.5,0.4", "--params", "0.5"], Exit.USAGE, "--macs and --params hold together"),
+        (["--macs", "0.5,0.001"], Exit.TARGET, "Macs(0.001) cannot be reached: the lowest is"),
+        (["--compensate"], Exit.USAGE, "--compensate looks at data; give it with --data"),
+        (
+            ["--compensate", "--data", "net.py:pairs", "--loss", "net.py:loss", "--eval", "net.py:total"],
+            Exit.USAGE,
+            "no examples to refit layers on",
+        ),
+    ],
+    ids=range(8),
+)
+def test_budgets_that_are_refused(command: Command, words: list[str], code: Exit, message: str) -> None:
     ended = command("sweep", "net.py:pair", *words)
     assert ended.code == code
     assert message in ended.error

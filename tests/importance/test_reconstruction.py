@@ -10,7 +10,8 @@ from torch import nn
 
 import secateur as sec
 from secateur.errors import SecateurError
-from secateur.importance.reconstruction import readers
+from secateur.importance import readers
+from secateur.importance.readers import Readers
 
 
 def residual(inputs: np.ndarray, targets: np.ndarray) -> float:
@@ -37,7 +38,7 @@ def test_scores_are_what_the_error_of_a_fit_grows_by() -> None:
     net = nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 5))
     x = torch.randn(400, 6)
     (scores,) = scored(net, [x]).values()
-    stakes = readers(net, [x])["2.weight"][0].stakes[0].numpy()
+    stakes = Readers(net, [x]).of({"2.weight"})["2.weight"][0].stakes[0].numpy()
     hidden = torch.relu(net[0](x)).detach().double().numpy()
     targets = hidden @ net[2].weight.detach().double().numpy().T * np.sqrt(stakes)
     left, floor, before = list(range(8)), 0.0, 0.0
@@ -65,6 +66,31 @@ def test_an_axis_that_only_data_reads_is_scored_by_what_makes_it() -> None:
     found = scored(net, [torch.randn(4, 3, 32, 32)], ridge=1e-3)
     assert all(torch.isfinite(scores).all() and (scores > 0).any() for scores in found.values())
     assert all(float(scores.max()) < 1e20 for scores in found.values())
+
+
+def test_moments_that_do_not_fit_in_memory_take_more_passes_and_come_to_the_same(monkeypatch) -> None:
+    net, batches = timm.create_model("test_resnet").eval(), [torch.randn(8, 3, 64, 64) for _ in range(2)]
+    passes = []
+    original = Readers._pass
+    monkeypatch.setattr(Readers, "_pass", lambda self, names: passes.append(names) or original(self, names))
+    once = scored(net, batches)
+    assert len(passes) == 1
+    monkeypatch.setattr(readers, "_HELD", 1)
+    many = scored(net, batches)
+    assert len(passes) == 1 + len(many)
+    assert all(torch.equal(once[name], many[name]) for name in once)
+
+
+def test_a_layer_that_is_too_wide_for_its_moments_is_scored_by_variances(monkeypatch) -> None:
+    torch.manual_seed(0)
+    net, x = nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 5)), torch.randn(400, 6)
+    monkeypatch.setattr(readers, "_WIDEST", 7)
+    (scores,) = scored(net, [x]).values()
+    reader = Readers(net, [x]).of({"2.weight"})["2.weight"][0]
+    spread = torch.relu(net[0](x)).detach().double().var(0, correction=0)
+    want = (net[2].weight.detach().double().square() * reader.stakes[0].unsqueeze(1)).sum(0) * spread
+    torch.testing.assert_close(scores.sort().values, want.sort().values, rtol=1e-4, atol=1e-9)
+    assert reader.xx.shape == (1, 8)
 
 
 def test_the_model_is_as_it_was() -> None:

@@ -13,7 +13,8 @@ from torch import Tensor, nn
 
 aten = torch.ops.aten
 
-_ROWS_PER_COLUMN = 32
+_ROWS_PER_COLUMN = 4, 32  # at least and at most
+_PRODUCTS = 2**37  # how many there are in second moments; in between, as many rows as make so many
 _CHUNK = 2**22  # elements of an unfolded input at a time
 
 
@@ -91,6 +92,11 @@ class Product:
         return canonical(self.op, self.args, self.groups)
 
     @property
+    def part(self) -> tuple[str, int]:
+        """The parameter, and where in its storage the part of it that is read begins: some are read part by part."""
+        return self.name, int(self.weight.storage_offset())
+
+    @property
     def shift(self) -> Tensor | None:
         """The bias as (groups, 1, outputs)."""
         if self.bias is None:
@@ -106,7 +112,8 @@ class Product:
     def enough(self) -> int:
         """How many rows tell the moments of the inputs well enough."""
         summed = math.prod(self.args[1].shape[1:]) if self.op is aten.convolution.default else self.data.shape[1]
-        return min(max(_ROWS_PER_COLUMN * summed, 2**13), 2**17)
+        least, most = (max(n * summed, 2**13) for n in _ROWS_PER_COLUMN)
+        return min(max(_PRODUCTS // summed**2, least), most)
 
     def sample(self, rows: int, offset: int = 0) -> Sample:
         """A choice of about `rows` of the rows, spread evenly; all if there are no more."""

@@ -28,6 +28,7 @@ from secateur.importance import (
     Importance,
     Magnitude,
     Random,
+    Reconstruction,
     Taylor,
     Wanda,
 )
@@ -43,6 +44,7 @@ IMPORTANCES: dict[str, Callable[[argparse.Namespace], Importance]] = {
     "random": lambda args: Random(args.seed),
     "activation": lambda args: Activation(batches(args, "activation")),
     "wanda": lambda args: Wanda(batches(args, "wanda")),
+    "reconstruction": lambda args: Reconstruction(batches(args, "reconstruction")),
     "taylor": lambda args: Taylor(batches(args, "taylor"), _loss(args)),
     "hessian": lambda args: Hessian(batches(args, "hessian"), _loss(args)),
 }

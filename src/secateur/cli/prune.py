@@ -17,7 +17,7 @@ from secateur.cli.folder import Folder
 from secateur.cli.inspect import reasons
 from secateur.cli.models import name_of
 from secateur.cli.packages import optional
-from secateur.cli.reach import what_blocks
+from secateur.cli.reach import explained
 from secateur.cli.saved import costs_table, plan_data
 from secateur.cli.screen import Screen, size
 from secateur.compensate import LeastSquares
@@ -30,7 +30,7 @@ from secateur.plan.targets import Bytes, Target
 HELP = "cut a model to a target, prove the cut right, write the small model"
 MODEL, PLAN, ONNX = "model.safetensors", "plan.json", "model.onnx"
 NAMES = (MODEL, PLAN, ONNX, f"{ONNX}.data", *report.NAMES)
-_TARGETS: dict[str, tuple[Callable[[float], Any], str]] = {
+TARGETS: dict[str, tuple[Callable[[float], Any], str]] = {
     "macs": (Macs, "keep at most this fraction of the multiply-accumulates"),
     "params": (Params, "keep at most this fraction of the parameters"),
     "bytes": (Bytes, "keep at most this fraction of the weights' bytes"),
@@ -42,7 +42,7 @@ _TARGETS: dict[str, tuple[Callable[[float], Any], str]] = {
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The options of this command."""
     add_model(parser)
-    for name, (_, text) in _TARGETS.items():
+    for name, (_, text) in TARGETS.items():
         parser.add_argument(f"--{name}", type=float, metavar="FRACTION", help=text)
     add_choice(parser)
     parser.add_argument(
@@ -92,28 +92,23 @@ def run(args: argparse.Namespace, screen: Screen) -> Exit:
 
 def _target(args: argparse.Namespace) -> tuple[str, Target]:
     """The target, all budgets of it, and what the first of them counts."""
-    given = [name for name in _TARGETS if getattr(args, name) is not None]
+    given = [name for name in TARGETS if getattr(args, name) is not None]
     if not given:
-        raise UsageError(f"how small? Give one of {', '.join(f'--{name}' for name in _TARGETS)}")
+        raise UsageError(f"how small? Give one of {', '.join(f'--{name}' for name in TARGETS)}")
     if "ratio" in given and len(given) > 1:
         raise UsageError(f"--ratio decides by itself; give it without --{given[0]}")
     targets = []
     for name in given:
         try:
-            targets.append(_TARGETS[name][0](getattr(args, name)))
+            targets.append(TARGETS[name][0](getattr(args, name)))
         except PlanError as error:
             raise UsageError(f"--{name}: {error}") from error
     return given[0], functools.reduce(operator.and_, targets)
 
 
 def _planned(found: Traced, kind: str, target: Target, keywords: dict[str, Any]) -> Plan:
-    try:
+    with explained(found.graph, kind, keywords):
         decided = plan(found.graph, target, **keywords)
-    except PlanError as error:
-        if "cannot be reached" not in str(error):
-            raise
-        said = str(error).partition(". print(graph)")[0]
-        raise PlanError(f"{said}; {what_blocks(found.graph, kind, keywords)}") from error
     if not found.graph.axes:
         why = ", ".join(f"{len(items)} × {reason}" for reason, items in reasons(found.graph.blocked).items())
         raise PlanError(f"nothing in {found.name} can be cut: {why}")

@@ -2,12 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 from secateur.axes import Atom, Polynomial
+from secateur.errors import PlanError
 from secateur.plan.problem import Problem
 from secateur.trace import Graph
+
+
+@contextmanager
+def explained(graph: Graph, kind: str, options: Mapping[str, Any]) -> Iterator[None]:
+    """Where a budget cannot be reached, say what is in the way of it."""
+    try:
+        yield
+    except PlanError as error:
+        if "cannot be reached" not in str(error):
+            raise
+        said = str(error).partition(". print(graph)")[0]
+        raise PlanError(f"{said}; {what_blocks(graph, kind, options)}") from error
 
 
 def what_blocks(graph: Graph, kind: str, options: Mapping[str, Any]) -> str:

@@ -1,10 +1,11 @@
-"""`secateur sweep`: how much each axis matters, and what each ratio costs."""
+"""`secateur sweep`: how much each axis matters, and what each target costs."""
 
 from __future__ import annotations
 
 import argparse
-import copy
+import functools
 import json
+import operator
 from pathlib import Path
 from typing import Any
 
@@ -14,13 +15,19 @@ from secateur.cli import report
 from secateur.cli.arguments import Traced, add_choice, add_model, batches, checked_early, options, traced
 from secateur.cli.exits import Exit, UsageError
 from secateur.cli.folder import Folder
+from secateur.cli.prune import TARGETS
+from secateur.cli.reach import explained
 from secateur.cli.screen import Screen, table
 from secateur.cli.script import function
+from secateur.errors import PlanError
+from secateur.plan import Ratio
+from secateur.plan.targets import Target
 from secateur.sweep import RATIOS, Metric, OutputError, Sweep, sweep
 
-HELP = "measure how sensitive a metric is to each axis, and the trade-off over ratios"
+HELP = "measure how sensitive a metric is to each axis, and the trade-off over ratios or budgets"
 SWEEP = "sweep.json"
 NAMES = (SWEEP, *report.NAMES)
+_BUDGETS = tuple(name for name in TARGETS if name != "ratio")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -32,9 +39,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="a function from a model to a number; without it, the change of the outputs, on --data or the example",
     )
     ratios = ",".join(map(str, RATIOS))
-    parser.add_argument("--ratios", default=ratios, metavar="R,R,…", help=f"of the curve (default {ratios})")
+    parser.add_argument("--ratios", metavar="R,R,…", help=f"of the curve (default {ratios})")
+    for name in _BUDGETS:
+        parser.add_argument(f"--{name}", metavar="F,F,…", help=f"of the curve, instead: {TARGETS[name][1]}")
     parser.add_argument("--axis-ratio", type=float, default=0.5, metavar="R", help="of each axis alone (default 0.5)")
+    parser.add_argument("--no-axes", action="store_true", help="the curve only, no axis alone")
     add_choice(parser)
+    parser.add_argument(
+        "--compensate", action="store_true", help="let what stays take over for what goes, by least squares on --data"
+    )
     parser.add_argument("--out", type=Path, metavar="DIR", help=f"write {SWEEP} here")
     parser.add_argument("--report", action="store_true", help="write a page and a picture too")
     parser.add_argument("--force", action="store_true", help="replace results that are there already")
@@ -44,9 +57,12 @@ def run(args: argparse.Namespace, screen: Screen) -> Exit:
     """Sweep and show what came out."""
     if args.loss and not args.eval:
         raise UsageError("batches for a loss are no examples to compare outputs on; give a metric with --eval")
+    if args.loss and args.compensate:
+        raise UsageError("batches for a loss are no examples to refit layers on; leave out --compensate")
     if args.report and args.out is None:
         raise UsageError("--report: say where it goes with --out DIR")
-    ratios, keywords = _ratios(args), options(args)
+    kind, targets, keywords = *_targets(args), options(args)
+    data = batches(args, "--compensate") if args.compensate else None
     folder = None if args.out is None else Folder(args.out, NAMES, args.force)
     checked_early(args)
     if folder is not None:
@@ -55,8 +71,9 @@ def run(args: argparse.Namespace, screen: Screen) -> Exit:
         report.check()
     with screen.steps(2) as steps:
         found = traced(args, screen, steps.begin, weights=True)
-    metric = _metric(args, found.model)
-    made = sweep(found.model, found.example, metric, ratios=ratios, axis_ratio=args.axis_ratio, **keywords)
+    metric, alone = _metric(args, found.model), None if args.no_axes else args.axis_ratio
+    with explained(found.graph, kind, keywords):
+        made = sweep(found.model, found.example, metric, targets=targets, batches=data, axis_ratio=alone, **keywords)
     if folder is not None:
         with folder.filled() as new:
             (new / SWEEP).write_text(json.dumps(made.to_data(), indent=2) + "\n", encoding="utf-8")
@@ -67,14 +84,34 @@ def run(args: argparse.Namespace, screen: Screen) -> Exit:
     return Exit.DONE
 
 
-def _ratios(args: argparse.Namespace) -> tuple[float, ...]:
-    try:
-        ratios = tuple(float(part) for part in args.ratios.split(","))
-    except ValueError:
-        raise UsageError(f"--ratios {args.ratios}: give numbers, as in 0.25,0.5,0.75") from None
+def _targets(args: argparse.Namespace) -> tuple[str, list[Target]]:
+    """The targets of the curve, and what the first budget of them counts."""
+    given = [name for name in _BUDGETS if getattr(args, name) is not None]
+    if given and args.ratios is not None:
+        raise UsageError(f"--ratios decides by itself; give it without --{given[0]}")
+    ratios = RATIOS if args.ratios is None else _numbers("ratios", args.ratios)
     if not all(0 < ratio < 1 for ratio in (*ratios, args.axis_ratio)):
         raise UsageError("--ratios and --axis-ratio are between 0 and 1")
-    return tuple(sorted(set(ratios)))
+    if not given:
+        return "ratio", [Ratio(ratio) for ratio in sorted(set(ratios))]
+    budgets = [_budgets(name, getattr(args, name)) for name in given]
+    if len({len(found) for found in budgets}) > 1:
+        raise UsageError(f"{' and '.join(f'--{name}' for name in given)} hold together: give as many numbers to each")
+    return given[0], [functools.reduce(operator.and_, together) for together in zip(*budgets, strict=True)]
+
+
+def _numbers(name: str, text: str) -> tuple[float, ...]:
+    try:
+        return tuple(float(part) for part in text.split(","))
+    except ValueError:
+        raise UsageError(f"--{name} {text}: give numbers, as in 0.25,0.5,0.75") from None
+
+
+def _budgets(name: str, text: str) -> list[Any]:
+    try:
+        return [TARGETS[name][0](number) for number in _numbers(name, text)]
+    except PlanError as error:
+        raise UsageError(f"--{name}: {error}") from error
 
 
 def _metric(args: argparse.Namespace, model: nn.Module) -> Metric | None:
@@ -82,8 +119,8 @@ def _metric(args: argparse.Namespace, model: nn.Module) -> Metric | None:
         made = function(args.eval, "--eval")
         made.__name__ = args.eval.rpartition(":")[2]
         return made
-    if args.data:
-        return OutputError(copy.deepcopy(model), batches(args, "a sweep"))
+    if args.data and not args.compensate:
+        return OutputError(model, batches(args, "a sweep"))
     return None
 
 
@@ -94,10 +131,15 @@ def _story(found: Traced, made: Sweep) -> Any:
 
 
 def _show(screen: Screen, made: Sweep, folder: Folder | None) -> None:
-    columns = ["ratio", "MACs left", "parameters left", made.metric]
-    rows = [("0", "100.0%", "100.0%", f"{made.whole:.4g}")]
-    rows += [(f"{p.ratio:g}", f"{p.macs:.1%}", f"{p.params:.1%}", f"{p.metric:.4g}") for p in made.curve]
-    screen.show(table(columns, rows, numbers=columns), "", _axes_table(made))
+    ratios = all(point.ratio is not None for point in made.curve)
+    columns = ["ratio" if ratios else "target", "MACs left", "parameters left", made.metric]
+    rows = [("0" if ratios else "", "100.0%", "100.0%", f"{made.whole:.4g}")]
+    for p in made.curve:
+        name = p.target if p.ratio is None else f"{p.ratio:g}"
+        rows.append((name, f"{p.macs:.1%}", f"{p.params:.1%}", f"{p.metric:.4g}"))
+    screen.show(table(columns, rows, numbers=columns))
+    if made.axes:
+        screen.show("", _axes_table(made))
     stuck = [item.axis for item in made.axes if item.point is None]
     if stuck:
         screen.show("", f"cannot be cut by themselves: {', '.join(stuck)}")

@@ -12,9 +12,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
 
-from secateur.calibrate import Parameters, calibrating, call
+from secateur.calibrate import Live, Parameters, calibrating, call
 from secateur.compensate.pairs import Both, Pair, pairs
 from secateur.compensate.refit import Refit
+from secateur.compensate.repeated import repeated
 from secateur.compensate.structure import Structure, structure
 from secateur.errors import CalibrationError, SecateurError, SecateurWarning
 from secateur.importance.batches import each
@@ -62,11 +63,20 @@ class Compensation:
     guarded = True  # whether all is taken back if the output is no nearer
 
     def __init__(
-        self, batches: Iterable[Any], *, ridge: float = 1e-3, bias: bool = True, statistics: bool = True
+        self,
+        batches: Iterable[Any],
+        *,
+        ridge: float = 1e-3,
+        bias: bool = True,
+        statistics: bool = True,
+        memory: float = 4e9,
     ) -> None:
         if isinstance(ridge, bool) or not isinstance(ridge, int | float) or not 0 < ridge < float("inf"):
             raise CalibrationError(f"ridge is a positive number, not {ridge!r}")
+        if isinstance(memory, bool) or not isinstance(memory, int | float) or not memory > 0:
+            raise CalibrationError(f"memory is a number of bytes, not {memory!r}")
         self.batches = batches
+        self.memory = memory
         self.ridge = float(ridge)
         self.bias = bias
         self.statistics = statistics
@@ -90,19 +100,20 @@ class Compensation:
         return self.outcome
 
     def _compensate(self, whole: nn.Module, cut: nn.Module, plan: Plan, batches: list[Any], undo: Any) -> Outcome:
-        example = batches[0] if plan.example is None else plan.example
         with calibrating(whole, cut):
-            found = structure(whole, example), structure(cut, example)
+            found = structure(whole, batches[0]), structure(cut, batches[0])
+            batches, fewer = _fitting(whole, cut, batches, self.memory)
             plain = _error(whole, cut, batches)
-        stops = _stops(found, cut) if self.weights or self.shifts else frozenset()
+        stops, again = _stops(found, cut) if self.weights or self.shifts else (frozenset(), frozenset())
         if self.bias and stops:
             _add_biases(cut, plan, found[1], stops)
         refit = Refit(self, found, plan, dict(named_tensors(cut)), stops)
         with calibrating(whole, cut):
+            _refit_repeated(refit, whole, cut, plan, batches, again, plain)
             error = self._run(whole, cut, found, batches, refit)
         layers = tuple(Layer(*line) for line in refit.lines())
-        notes = tuple(refit.notes(plan))
-        if self.guarded and not error <= plain * (1 + 1e-6):
+        notes = (*fewer, *refit.notes(plan))
+        if self.guarded and not error <= plain * (1 + 1e-6) + 1e-9:
             undo()
             note = f"the output would be further off than without ({plain:.4g} → {error:.4g}), so all was taken back"
             return Outcome(layers, plain, plain, (*notes, note), taken_back=True)
@@ -122,19 +133,46 @@ class Compensation:
         return _relative(total)
 
 
+def _fitting(whole: nn.Module, cut: nn.Module, batches: list[Any], memory: float) -> tuple[list[Any], list[str]]:
+    """As many batches as may run side by side, spread evenly over all of them, and a note if these are not all."""
+    with Live() as live:
+        call(whole, batches[0])
+    with Live() as less:
+        call(cut, batches[0])
+    n = max(1, int(memory / max(live.peak + less.peak, 1)))
+    if n >= len(batches):
+        return batches, []
+    chosen = [batches[i * len(batches) // n] for i in range(n)]
+    size = (live.peak + less.peak) / 1e9
+    return chosen, [f"{n} of {len(batches)} batches were used: each takes {size:.2g} GB, and `memory` is {memory:.2g}"]
+
+
 def _together(made: list[Pair]) -> Iterator[list[Any]]:
     """Where all pairs stand, from stop to stop, to the end."""
     while (steps := [pair.advance() for pair in made])[0] is not None:
         yield steps
 
 
-def _stops(found: tuple[Structure, Structure], cut: nn.Module) -> frozenset[str]:
-    """The parameters whose products are refitted: those that both models use once in a run, and nothing else does.
-
-    What is used again and again (the recurrence of an RNN) feeds on its own errors: a fit of one step helps none.
-    """
+def _stops(found: tuple[Structure, Structure], cut: nn.Module) -> tuple[frozenset[str], frozenset[str]]:
+    """The parameters whose products are refitted: those that both models use once in a run, and those used again."""
     tied = Parameters.of(cut).tied
-    return frozenset(name for name, n in found[1].products.items() if n == 1 == found[0].products[name]) - tied
+    alike = {name: n for name, n in found[1].products.items() if n == found[0].products[name] and name not in tied}
+    return frozenset(name for name, n in alike.items() if n == 1), frozenset(name for name, n in alike.items() if n > 1)
+
+
+def _refit_repeated(
+    refit: Refit, whole: nn.Module, cut: nn.Module, plan: Plan, batches: list[Any], names: frozenset[str], plain: float
+) -> None:
+    """Refit what is used more than once, if that brings the model's output nearer."""
+    tensors = dict(named_tensors(cut))
+    before: list[tuple[Tensor, Tensor]] = []
+    for product, moments in repeated(whole, cut, plan, batches, names):
+        mine = [tensors[name] for name in (product.name, product.bias) if name is not None]
+        before += [(tensor, tensor.detach().clone()) for tensor in mine]
+        refit.solve(moments, product)
+    if before and not _error(whole, cut, batches) <= plain * (1 + 1e-6) + 1e-9:
+        for tensor, values in reversed(before):
+            tensor.copy_(values)
 
 
 def _add_biases(cut: nn.Module, plan: Plan, found: Structure, stops: frozenset[str]) -> None:
@@ -212,8 +250,9 @@ class LeastSquares(Compensation):
     batch norm follows (`bias=False`: none does). Batch norms that do not follow a refitted layer get the mean and
     variance of the batches (`statistics=False`: they stay).
 
-    All batches run side by side, so what layers put out for all of them is in memory at once, and the second moments
-    of one layer's inputs at a time. `outcome` says afterwards what was reached, layer by layer. If the model's outputs
+    All batches run side by side, so what layers put out for all of them is in memory at once (`memory`: at most so many
+    bytes; fewer of the batches are used if that must be), and the second moments of one layer's inputs at a time.
+    `outcome` says afterwards what was reached, layer by layer. If the model's outputs
     are no nearer to the uncut model's than without it, everything is taken back.
     """
 

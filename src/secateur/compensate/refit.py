@@ -43,7 +43,7 @@ class Refit:
         self._options, self._found, self._tensors = options, found, tensors
         self._kept = {name: {d: torch.as_tensor(k) for d, k in dims.items()} for name, dims in plan.kept.items()}
         self._shifted: set[str] = set()  # running means that took the shift of a refitted layer
-        self._lines: dict[str, tuple[str, float, float, str]] = {}
+        self._lines: dict[tuple[str, int], tuple[str, float, float, str]] = {}
 
     # what a run meets ------------------------------------------------------------------------------------------
 
@@ -53,7 +53,7 @@ class Refit:
         for number, both in enumerate(steps):
             self._take(moments, both, len(steps), number)
         assert steps[0].cut.product is not None
-        self._solve(moments, steps[0].cut.product)
+        self.solve(moments, steps[0].cut.product)
 
     def norm(self, steps: Sequence[At]) -> None:
         """All batches are at a batch norm: take its statistics anew, unless it took the shift of a layer."""
@@ -122,12 +122,13 @@ class Refit:
         var = one if norm.var is None else self._tensors[norm.var].double().cpu()
         return weight / (var + norm.eps).sqrt()
 
-    def _solve(self, moments: Moments, product: Product) -> None:
+    def solve(self, moments: Moments, product: Product) -> None:
+        """Put the weight and shift into a product of the cut model that fit best, if they are better than its own."""
         name = product.name
         if not moments.rows:
-            self._lines[name] = (name, float("nan"), float("nan"), "too wide to be refitted")
+            self._lines[product.part] = (name, float("nan"), float("nan"), "too wide to be refitted")
             return
-        norm = self._found[1].norms.get(name)
+        norm = self._found[1].norms.get(name) if name in self.stops else None
         if norm is not None and self._found[1].means[norm.mean] > 1:
             norm = None  # other layers go through it too: it cannot take the shift of one
         bias, start = product.shift, product.weight
@@ -150,7 +151,7 @@ class Refit:
             after, note = before, "left as it was: no better fit was found"
         else:
             self._write(product, weight, shift if free else None, norm)
-        self._lines[name] = (name, off, float(after.sum()) / scale, note)
+        self._lines[product.part] = (name, off, float(after.sum()) / scale, note)
 
     def _write(self, product: Product, weight: Tensor, shift: Tensor | None, norm: Norm | None) -> None:
         if self._options.weights:
@@ -172,9 +173,10 @@ class Refit:
 
     def notes(self, plan: Plan) -> Iterator[str]:
         """What was cut and not refitted, though it may read removed positions."""
+        met = {name for name, _ in self._lines} | self.stops
         for name in plan.kept:
-            if name not in self.stops and len(plan.shapes[name]) > 1 and self._options.weights:
-                yield f"{name} was not refitted: it is used in ways other than one product with data"
+            if name not in met and len(plan.shapes[name]) > 1 and self._options.weights:
+                yield f"{name} was not refitted: it is used in ways other than products with data"
 
 
 def _picked(whole: Product, kept: Mapping[int, Tensor]) -> Tensor | None:

@@ -17,7 +17,7 @@ from secateur.importance import Importance, Magnitude, Scope
 from secateur.plan.configs import config_fields
 from secateur.plan.cost import CostModel
 from secateur.plan.problem import Problem
-from secateur.plan.targets import Budget, Budgets, Chosen, Ratio, Target
+from secateur.plan.targets import Budget, Chosen, Target, target_of
 from secateur.trace.graph import Graph
 from secateur.trace.sizes import Place
 
@@ -142,22 +142,10 @@ def plan(
     """
     if not isinstance(graph, Graph):
         raise PlanError(f"plan takes a Graph, not {type(graph).__name__}; make one with secateur.trace")
-    if isinstance(target, Mapping):
-        target = Ratio(target)
-    if isinstance(target, tuple):
-        target = Budgets.of(*target)
-    if not hasattr(target, "choose"):
-        raise PlanError(f"a target is Ratio(r), Macs(f), Params(f), Bytes(f), Latency(f) or Zeros(), not {target!r}")
-    if isinstance(round_to, bool) or not isinstance(round_to, int) or round_to < 1:
-        raise PlanError(f"round_to is a whole number from 1 on, not {round_to!r}")
-    if isinstance(protect, str):
-        protect = (protect,)
+    wanted = target_of(target)
     criterion = Magnitude() if importance is None else importance
-    if not callable(criterion):
-        raise PlanError(f"importance is a function of a Context, such as Magnitude(), not {criterion!r}")
     # The problem is gone, with what it remembers, before the plan is made.
-    problem = Problem(graph, criterion, exact=exact, protect=tuple(protect), round_to=round_to, scope=scope)
-    chosen = target.choose(problem)
+    chosen = wanted.choose(Problem(graph, criterion, exact=exact, protect=protect, round_to=round_to, scope=scope))
     return make_plan(graph, chosen)
 
 

@@ -58,6 +58,11 @@ class Problem:
         round_to: int,
         scope: Scope | str | None = None,
     ) -> None:
+        if isinstance(round_to, bool) or not isinstance(round_to, int) or round_to < 1:
+            raise PlanError(f"round_to is a whole number from 1 on, not {round_to!r}")
+        if not callable(importance):
+            raise PlanError(f"importance is a function of a Context, such as Magnitude(), not {importance!r}")
+        protect = (protect,) if isinstance(protect, str) else tuple(protect)
         for glob in protect:
             if not any(fnmatchcase(n, p) for n in graph.layouts for p in (glob, f"{glob}.*")) and not any(
                 matches(glob, axis) for axis in graph.axes

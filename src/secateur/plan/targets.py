@@ -26,6 +26,17 @@ class Target(Protocol):
     def choose(self, problem: Problem) -> Chosen: ...
 
 
+def target_of(given: object) -> Target:
+    """What was asked for as a target: a mapping gives ratios by glob, a tuple budgets that all hold."""
+    if isinstance(given, Mapping):
+        return Ratio(given)
+    if isinstance(given, tuple):
+        return Budgets.of(*given)
+    if isinstance(given, type) or not hasattr(given, "choose"):
+        raise PlanError(f"a target is Ratio(r), Macs(f), Params(f), Bytes(f), Latency(f) or Zeros(), not {given!r}")
+    return given
+
+
 def _fraction(value: object, name: str, *, whole: bool) -> None:
     """0 < value <= 1 for a part that is kept; 0 <= value < 1 for one that goes."""
     number = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
@@ -54,6 +65,9 @@ class Ratio:
         for value in self.ratio.values() if isinstance(self.ratio, Mapping) else (self.ratio,):
             _fraction(value, "Ratio", whole=False)
 
+    def __str__(self) -> str:
+        return f"Ratio({self.ratio})"
+
     def of(self, axis: Axis) -> float:
         """The ratio of one axis."""
         if not isinstance(self.ratio, Mapping):
@@ -69,7 +83,7 @@ class Ratio:
         if problem.scope is None or isinstance(self.ratio, Mapping):
             return problem.best(problem.counts(self.of))
         places = sum(axis.size for axis in problem.axes)
-        limit = Limit(f"Ratio({self.ratio})", _places(problem.axes), places * (1 - self.ratio))
+        limit = Limit(str(self), _places(problem.axes), places * (1 - self.ratio))
         return problem.best(within(problem, (limit,)))
 
 
@@ -130,6 +144,9 @@ class Budgets:
 
     def __repr__(self) -> str:
         return " & ".join(map(repr, self.parts))
+
+    def __str__(self) -> str:
+        return " & ".join(map(str, self.parts))
 
     def __and__(self, other: object) -> Budgets:
         return Budgets.of(self, other)
