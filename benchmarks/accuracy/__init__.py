@@ -5,9 +5,9 @@
     python -m benchmarks.accuracy --only vgg16 minilm
 
 For each model and each reduction: every way of Torch-Pruning is screened on a part of the test data, the best of them
-and `sec.compress` are scored on all of it, timed beside the uncut model, and fine-tuned for equally many steps; three
-seeds draw the calibration data and the order of training. Where Torch-Pruning cannot cut a model (its own error is in
-the records), plain magnitude, cut by Secateur, stands in for it.
+and `sec.compress` are scored on all of it and timed beside the uncut model; at the reduction of the goals they are also
+fine-tuned for equally many steps, and three seeds draw the calibration data and the order of training. Where Torch-
+Pruning cannot cut a model (its own error is in the records), plain magnitude, cut by Secateur, stands in for it.
 
 `packages` fetches, `data`, `reviews` and `language` read, `nets` and `models` are what is cut, `tasks` and `suite` say
 how it is judged, `cutting` and `peers` cut, `runner` measures, `store` keeps, `goals` and `plots` tell. Results go to

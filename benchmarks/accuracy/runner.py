@@ -3,13 +3,14 @@
 import copy
 import sys
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 import torch_pruning
 from benchmarks.accuracy import peers
-from benchmarks.accuracy.cutting import OURS, STAND_INS, Method
+from benchmarks.accuracy.cutting import OURS, STAND_INS, TIMELY, Method
 from benchmarks.accuracy.store import Record, Store
 from benchmarks.accuracy.tasks import Task
 from benchmarks.accuracy.timing import side_by_side
@@ -27,6 +28,7 @@ class Settings:
     importances: tuple[str, ...] = ("magnitude L1", "magnitude L2", "FPGM", "Taylor", "Hessian")
     only_goal: bool = False
     tuning: float = 1.0
+    timely: bool = True
 
     def factors(self, task: Task) -> tuple[float, ...]:
         """How many times fewer MACs, or parameters, the task asks for."""
@@ -44,25 +46,40 @@ class Runner:
         self._last: tuple[tuple[str, float, int] | None, nn.Module | None, Record] = (None, None, {})
 
     def everything(self) -> list[Record]:
-        """Screen the peers, then take ours and the best of them through the full test, the clock and recovery."""
+        """Screen the peers, then take ours and the best of them through the full test, the clock and recovery.
+
+        At the reduction that the goals speak of, with all seeds; at the others with one seed, no recovery, and the
+        three rivals that did best there.
+        """
         self.dense()
-        rivals = self._rivals()
+        goal, seeds = self.task.goal, self.settings.seeds
+        screened = self._screened(self._rivals(), goal)
+        for method in (OURS, *screened[:1]):
+            for n, seed in enumerate(seeds):
+                self.cut(method, goal, seed, full=True)
+                if n == 0:
+                    self.timed(method, goal)
+                if n < self.task.recoveries:
+                    self.tuned(method, goal, seed)
+        if self.settings.timely:
+            self.cut(TIMELY, goal, seeds[0], full=True)
+            self.timed(TIMELY, goal)
         for factor in self.settings.factors(self.task):
-            screened = [(self.cut(method, factor, 0, full=False), method) for method in rivals]
-            scored = [pair for pair in screened if "score" in pair[0]]
-            finalists = [OURS, *([max(scored, key=lambda pair: pair[0]["score"])[1]] if scored else [])]
-            for method in finalists:
-                for seed in self.settings.seeds:
-                    self.cut(method, factor, seed, full=True)
-                    if seed == self.settings.seeds[0]:
-                        self.timed(method, factor)
-                    self.tuned(method, factor, seed)
+            if factor != goal:
+                for method in (OURS, *self._screened(screened[:3], factor)[:1]):
+                    self.cut(method, factor, seeds[0], full=True)
+                    self.timed(method, factor)
         return self.records
+
+    def _screened(self, methods: Sequence[Method], factor: float) -> list[Method]:
+        """Those of the methods that can do it, the best first."""
+        tried = [(self.cut(method, factor, 0, full=False).get("score"), method) for method in methods]
+        scored = [(score, method) for score, method in tried if score is not None]
+        return [method for _, method in sorted(scored, key=lambda pair: pair[0], reverse=True)]
 
     def _rivals(self) -> list[Method]:
         """Torch-Pruning's ways; where a local and a global cut both fail, what its criteria would have come to."""
-        factor = self.settings.factors(self.task)[0]
-        tried = [self.cut(method, factor, 0, full=False) for method in peers.methods(("magnitude L2",))[::2]]
+        tried = [self.cut(method, self.task.goal, 0, full=False) for method in peers.methods(("magnitude L2",))[::2]]
         if all("error" in record for record in tried):
             return list(STAND_INS)
         found = peers.methods(self.settings.importances)

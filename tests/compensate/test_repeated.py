@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import copy
+from collections import Counter
 
 import numpy as np
 import pytest
 import torch
 from torch import nn
+from transformers import MixtralConfig, MixtralForCausalLM
 
 import secateur as sec
 from secateur.calibrate import calibrating
@@ -58,9 +60,9 @@ def test_a_recurrence_is_fitted_to_the_states_of_the_uncut_model() -> None:
     small = copy.deepcopy(net)
     sec.apply(small, plan)
     with calibrating(net, small):
-        ((product, moments),) = repeated(net, small, plan, [x], {"rnn.weight_hh_l0"})
-        weight, _ = moments.solve(product.weight, 1e-9, shift=True)
-    assert product.name == "rnn.weight_hh_l0"
+        ((slot, moments),) = repeated(net, dict(small.named_parameters()), plan, [x], Counter({"rnn.weight_hh_l0": 12}))
+        weight, _ = moments.solve(slot.weight, 1e-9, shift=True)
+    assert torch.equal(slot.weight[0], small.rnn.weight_hh_l0)
     np.testing.assert_allclose(weight[0].numpy(), want, atol=0.02 * np.abs(want).max())
 
 
@@ -97,6 +99,47 @@ def test_a_layer_that_is_used_twice_is_refitted() -> None:
     assert "shared.weight" in [layer.name for layer in compensate.outcome.layers]
     assert compensate.outcome.after < 0.5 * compensate.outcome.before
     assert not any("shared.weight" in note for note in compensate.outcome.notes)
+
+
+@pytest.mark.parametrize("how", ["eager", "grouped_mm", "batched_mm"])
+def test_experts_are_refitted_however_they_are_carried_out(how: str) -> None:
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
+    config = MixtralConfig(vocab_size=99, num_key_value_heads=2, num_local_experts=4, **sizes)
+    config._experts_implementation = how
+    model = MixtralForCausalLM(config).eval()
+    batches = [{"input_ids": torch.randint(0, 99, (8, 16))} for _ in range(3)]
+    plan = sec.plan(sec.trace(model, batches[0]), {"*.experts.down_proj": 0.5}, round_to=8)
+    compensate = sec.LeastSquares(batches)
+    sec.apply(model, plan, compensate=compensate)
+    layers = [layer for layer in compensate.outcome.layers if layer.name.endswith("experts.down_proj")]
+    assert len(layers) == 8  # four experts in each of two layers
+    assert all(layer.after < 0.8 * layer.before for layer in layers)
+    assert not any("experts" in note for note in compensate.outcome.notes)
+    assert model.config._experts_implementation == how
+
+
+def test_parts_of_a_packed_parameter_are_refitted_each_by_itself() -> None:
+    class Across(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.one, self.other = nn.Linear(6, 32), nn.Linear(6, 32)
+            self.attention, self.head = nn.MultiheadAttention(32, 4, batch_first=True), nn.Linear(32, 3)
+
+        def forward(self, x, y):
+            x, y = self.one(x).relu(), self.other(y).relu()
+            return self.head(self.attention(x, y, y, need_weights=False)[0])
+
+    torch.manual_seed(0)
+    net, batches = Across().eval(), [(torch.randn(32, 5, 6), torch.randn(32, 7, 6)) for _ in range(3)]
+    whole = copy.deepcopy(net)
+    plan = sec.plan(sec.trace(net, batches[0]), {"one.weight": 0.5, "other.weight": 0.5})
+    compensate = sec.LeastSquares(batches)
+    sec.apply(net, plan, compensate=compensate)
+    fresh = torch.randn(64, 5, 6), torch.randn(64, 7, 6)
+    plain = sec.apply(copy.deepcopy(whole), plan)
+    errors = [(model(*fresh) - whole(*fresh)).square().mean().item() for model in (plain, net)]
+    assert errors[1] < 0.7 * errors[0]
 
 
 def test_a_fit_of_a_recurrence_that_does_not_help_is_taken_back(monkeypatch) -> None:

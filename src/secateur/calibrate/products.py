@@ -155,6 +155,11 @@ class Product:
         else:
             into.copy_(weight.reshape(into.shape))
 
+    def write_shift(self, shift: Tensor) -> None:
+        """Put values into the bias, given as (groups, outputs)."""
+        assert self.shift is not None
+        self.shift.copy_(shift.unsqueeze(1))
+
 
 def canonical(op: Any, args: tuple[Any, ...], groups: int) -> Tensor:
     """The weight of a product as (groups, outputs, summed)."""

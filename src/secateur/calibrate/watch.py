@@ -80,9 +80,25 @@ def calibrating(*models: nn.Module) -> Iterator[None]:
                 warnings.simplefilter("ignore")
                 stack.enter_context(torch.backends.mkldnn.flags(enabled=False))  # its LSTM is one op
         for model in models:
+            stack.enter_context(_experts_one_by_one(model))
             for module in model.modules():
                 module.__dict__["training"] = False
         yield
+
+
+@contextmanager
+def _experts_one_by_one(model: nn.Module) -> Iterator[None]:
+    """Transformers' experts each by its own products, where they would otherwise go through one op together."""
+    name = "_experts_implementation"
+    found = {id(c): c for m in model.modules() if (c := m.__dict__.get("config")) is not None and hasattr(c, name)}
+    before = [(config, getattr(config, name)) for config in found.values()]
+    try:
+        for config, _ in before:
+            setattr(config, name, "eager")
+        yield
+    finally:
+        for config, value in before:
+            setattr(config, name, value)
 
 
 def call(model: nn.Module, example: Any) -> Any:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -104,7 +105,7 @@ class Compensation:
             found = structure(whole, batches[0]), structure(cut, batches[0])
             batches, fewer = _fitting(whole, cut, batches, self.memory)
             plain = _error(whole, cut, batches)
-        stops, again = _stops(found, cut) if self.weights or self.shifts else (frozenset(), frozenset())
+        stops, again = _stops(found, cut) if self.weights or self.shifts else (frozenset(), Counter())
         if self.bias and stops:
             _add_biases(cut, plan, found[1], stops)
         refit = Refit(self, found, plan, dict(named_tensors(cut)), stops)
@@ -153,23 +154,24 @@ def _together(made: list[Pair]) -> Iterator[list[Any]]:
         yield steps
 
 
-def _stops(found: tuple[Structure, Structure], cut: nn.Module) -> tuple[frozenset[str], frozenset[str]]:
+def _stops(found: tuple[Structure, Structure], cut: nn.Module) -> tuple[frozenset[str], Counter[str]]:
     """The parameters whose products are refitted: those that both models use once in a run, and those used again."""
     tied = Parameters.of(cut).tied
-    alike = {name: n for name, n in found[1].products.items() if n == found[0].products[name] and name not in tied}
-    return frozenset(name for name, n in alike.items() if n == 1), frozenset(name for name, n in alike.items() if n > 1)
+    once = frozenset(name for name, n in found[1].products.items() if n == 1 == found[0].products[name]) - tied
+    again = Counter({name: n for name, n in found[0].products.items() if n > 1 and name not in tied})
+    return once, again
 
 
 def _refit_repeated(
-    refit: Refit, whole: nn.Module, cut: nn.Module, plan: Plan, batches: list[Any], names: frozenset[str], plain: float
+    refit: Refit, whole: nn.Module, cut: nn.Module, plan: Plan, batches: list[Any], names: Counter[str], plain: float
 ) -> None:
     """Refit what is used more than once, if that brings the model's output nearer."""
     tensors = dict(named_tensors(cut))
     before: list[tuple[Tensor, Tensor]] = []
-    for product, moments in repeated(whole, cut, plan, batches, names):
-        mine = [tensors[name] for name in (product.name, product.bias) if name is not None]
+    for slot, moments in repeated(whole, tensors, plan, batches, names):
+        mine = [tensors[name] for name in (slot.name, slot.bias) if name is not None]
         before += [(tensor, tensor.detach().clone()) for tensor in mine]
-        refit.solve(moments, product)
+        refit.solve(moments, slot)
     if before and not _error(whole, cut, batches) <= plain * (1 + 1e-6) + 1e-9:
         for tensor, values in reversed(before):
             tensor.copy_(values)

@@ -11,6 +11,7 @@ from torch import Tensor
 from secateur.calibrate import Product
 from secateur.compensate.moments import Moments
 from secateur.compensate.pairs import At, Both
+from secateur.compensate.repeated import Slot
 from secateur.compensate.structure import Norm, Residual, Structure
 from secateur.plan.plan import Plan
 
@@ -43,6 +44,7 @@ class Refit:
         self._options, self._found, self._tensors = options, found, tensors
         self._kept = {name: {d: torch.as_tensor(k) for d, k in dims.items()} for name, dims in plan.kept.items()}
         self._shifted: set[str] = set()  # running means that took the shift of a refitted layer
+        self._met = set(stops)
         self._lines: dict[tuple[str, int], tuple[str, float, float, str]] = {}
 
     # what a run meets ------------------------------------------------------------------------------------------
@@ -122,9 +124,10 @@ class Refit:
         var = one if norm.var is None else self._tensors[norm.var].double().cpu()
         return weight / (var + norm.eps).sqrt()
 
-    def solve(self, moments: Moments, product: Product) -> None:
+    def solve(self, moments: Moments, product: Product | Slot) -> None:
         """Put the weight and shift into a product of the cut model that fit best, if they are better than its own."""
         name = product.name
+        self._met.add(name)
         if not moments.rows:
             self._lines[product.part] = (name, float("nan"), float("nan"), "too wide to be refitted")
             return
@@ -153,13 +156,13 @@ class Refit:
             self._write(product, weight, shift if free else None, norm)
         self._lines[product.part] = (name, off, float(after.sum()) / scale, note)
 
-    def _write(self, product: Product, weight: Tensor, shift: Tensor | None, norm: Norm | None) -> None:
+    def _write(self, product: Product | Slot, weight: Tensor, shift: Tensor | None, norm: Norm | None) -> None:
         if self._options.weights:
             product.write(weight)
         if shift is None:
             return
         if product.shift is not None:
-            product.shift.copy_(shift.unsqueeze(1))
+            product.write_shift(shift)
         elif norm is not None:
             mean = self._tensors[norm.mean]
             mean.sub_(shift.flatten().to(mean))
@@ -173,9 +176,8 @@ class Refit:
 
     def notes(self, plan: Plan) -> Iterator[str]:
         """What was cut and not refitted, though it may read removed positions."""
-        met = {name for name, _ in self._lines} | self.stops
         for name in plan.kept:
-            if name not in met and len(plan.shapes[name]) > 1 and self._options.weights:
+            if name not in self._met and len(plan.shapes[name]) > 1 and self._options.weights:
                 yield f"{name} was not refitted: it is used in ways other than products with data"
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -14,71 +14,99 @@ from secateur.compensate.moments import Moments
 from secateur.plan.plan import Plan
 
 Part = tuple[str, int]  # a parameter, and where in its storage what is multiplied with data begins
+Kept = Mapping[str, Mapping[int, Tensor]]
 
 
 def repeated(
-    whole: nn.Module, cut: nn.Module, plan: Plan, batches: Sequence[Any], names: Collection[str]
-) -> Iterator[tuple[Product, Moments]]:
-    """Each product of the cut model with one of the parameters, and what its inputs and outputs should be.
+    whole: nn.Module, tensors: Mapping[str, Tensor], plan: Plan, batches: Sequence[Any], names: Counter[str]
+) -> Iterator[tuple[Slot, Moments]]:
+    """Each part of the parameters that goes into products, and what its inputs and outputs should be.
 
-    The inputs are those of the full-size model, as far as they are kept. What is fed with its own results would, fitted
-    to what it is fed with, follow its errors: each fit changes the very data that it was made for.
+    `tensors` are those of the cut model, `names` says how often each parameter is used in a run. The inputs are those
+    of the full-size model, as far as they are kept. What is fed with its own results would, fitted to what it is fed
+    with, follow its errors: each fit changes the very data that it was made for.
     """
-    if not names:
-        return
-    first = _First(cut, batches[0], names)
     kept = {name: {d: torch.as_tensor(k) for d, k in dims.items()} for name, dims in plan.kept.items()}
-    moments: dict[Part, Moments] = {}
+    found: dict[Part, tuple[Slot, Moments]] = {}
     number = 0
 
     def take(product: Product, run: Any) -> Any:
         out = run()
-        if product.name in names and product.groups == 1:
-            own = moments.setdefault(product.part, Moments())
-            sample = product.sample(-(-product.enough // (len(batches) * first.uses[product.name])), number)
-            inputs, outputs = _stay(product, kept.get(product.name, {}))
+        if product.name in names and product.groups == 1 and _separable(product):
+            if product.part not in found:
+                found[product.part] = Slot(product, tensors, kept), Moments()
+            slot, moments = found[product.part]
+            sample = product.sample(-(-product.enough // (len(batches) * names[product.name])), number)
             for x, y in zip(product.rows(sample), product.outputs(out, sample), strict=True):
-                own.add(x[..., inputs.to(x.device)], y[..., outputs.to(y.device)])
+                moments.add(x[..., slot.inputs.to(x.device)], y[..., slot.outputs.to(y.device)])
         return out
 
-    for number, batch in enumerate(batches):  # noqa: B007  (`take` reads it)
+    for number, batch in enumerate(batches if names else ()):  # noqa: B007  (`take` reads it)
         with Watch(whole, take):
             call(whole, batch)
-    for part, product in zip(sorted(moments), first.products, strict=True):
-        if product.weight.shape[1:] == (moments[part].xy.shape[2], moments[part].xx.shape[2]):
-            yield product, moments[part]
+    yield from found.values()
 
 
-class _First:
-    """A run of a model: its products with some parameters, each part of a parameter once, and how often each is used.
+class Slot:
+    """Where a product of the full-size model has its weight and its bias in the tensors of the cut one."""
 
-    Cutting keeps the order of the parts.
-    """
+    def __init__(self, product: Product, tensors: Mapping[str, Tensor], kept: Kept) -> None:
+        self.name, self.part, self.bias = product.name, product.part, product.bias
+        self._weight = tensors[product.name]
+        mine = kept.get(product.name, {})
+        self.inputs, self.outputs = _stay(product, mine)
+        self._at = tuple(self._picked(product, mine, dim) for dim in range(self._weight.ndim))
+        self._bias, self._shifts = None, self.outputs
+        if product.bias is not None and product.shift is not None:
+            self._bias = tensors[product.bias]
+            start = int(product.shift.storage_offset())
+            self._shifts = _among(kept.get(product.bias, {}).get(0), start + self.outputs)
 
-    def __init__(self, model: nn.Module, batch: Any, names: Collection[str]) -> None:
-        self._names = names
-        self._found: dict[Part, Product] = {}
-        self.uses: Counter[str] = Counter()
-        with Watch(model, self._note):
-            call(model, batch)
-
-    def _note(self, product: Product, run: Any) -> Any:
-        if product.name in self._names and product.groups == 1:
-            self._found.setdefault(product.part, product)
-            self.uses[product.name] += 1
-        return run()
+    def _picked(self, product: Product, kept: Mapping[int, Tensor], dim: int) -> Tensor:
+        """The index in a dimension of the cut tensor at each output and summed element that is left."""
+        index = product.index.get(dim, torch.zeros(1, 1, 1, dtype=torch.long))[0]
+        index = index[self.outputs] if index.shape[0] > 1 else index
+        return _among(kept.get(dim), index[:, self.inputs] if index.shape[1] > 1 else index)
 
     @property
-    def products(self) -> list[Product]:
-        """In the order of their parts."""
-        return [self._found[part] for part in sorted(self._found)]
+    def weight(self) -> Tensor:
+        """As (1, outputs, summed)."""
+        shape = (len(self.outputs), len(self.inputs))
+        return self._weight.detach()[self._device(self._at)].expand(shape).unsqueeze(0)
+
+    @property
+    def shift(self) -> Tensor | None:
+        """The bias as (1, 1, outputs)."""
+        return None if self._bias is None else self._bias.detach()[self._device((self._shifts,))].view(1, 1, -1)
+
+    def write(self, weight: Tensor) -> None:
+        """Put values into the weight."""
+        self._weight[self._device(self._at)] = weight[0].to(self._weight)
+
+    def write_shift(self, shift: Tensor) -> None:
+        """Put values into the bias."""
+        assert self._bias is not None
+        self._bias[self._device((self._shifts,))] = shift.flatten().to(self._bias)
+
+    def _device(self, at: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        return tuple(index.to(self._weight.device) for index in at)
+
+
+def _separable(product: Product) -> bool:
+    """Whether each dimension of the parameter belongs to the outputs or to what is summed, and none to both."""
+    return all(min(index.shape[1:]) == 1 for index in product.index.values())
 
 
 def _stay(product: Product, kept: Mapping[int, Tensor]) -> tuple[Tensor, Tensor]:
     """Which of the summed elements and which of the outputs of a full-size product its cut one has."""
-    stays = torch.ones(1, 1, 1, dtype=torch.bool)
+    stays = torch.ones(1, 1, dtype=torch.bool)
     for dim, index in product.index.items():
         if dim in kept:
-            stays = stays & torch.isin(index, kept[dim])
-    stays = stays.expand(product.weight.shape)[0]
+            stays = stays & torch.isin(index[0], kept[dim])
+    stays = stays.expand(product.weight.shape[1:])
     return stays.any(0).nonzero().flatten(), stays.any(1).nonzero().flatten()
+
+
+def _among(kept: Tensor | None, index: Tensor) -> Tensor:
+    """Where kept indices are after the cut."""
+    return index if kept is None else torch.searchsorted(kept, index)
