@@ -48,11 +48,11 @@ class Runner:
     def everything(self) -> list[Record]:
         """Screen the peers, then take ours and the best of them through the full test, the clock and recovery.
 
-        At the reduction that the goals speak of, with all seeds; at the others with one seed, no recovery, and the
+        At the reduction that the goals speak of, with as many seeds as the task has time for; at the others with one seed, no recovery, and the
         three rivals that did best there.
         """
         self.dense()
-        goal, seeds = self.task.goal, self.settings.seeds
+        goal, seeds = self.task.goal, self.settings.seeds[: self.task.seeds]
         screened = self._screened(self._rivals(), goal)
         for method in (OURS, *screened[:1]):
             for n, seed in enumerate(seeds):
@@ -61,7 +61,7 @@ class Runner:
                     self.timed(method, goal)
                 if n < self.task.recoveries:
                     self.tuned(method, goal, seed)
-        if self.settings.timely:
+        if self.settings.timely and self.task.quantity == "MACs":
             self.cut(TIMELY, goal, seeds[0], full=True)
             self.timed(TIMELY, goal)
         for factor in self.settings.factors(self.task):

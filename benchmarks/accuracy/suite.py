@@ -37,7 +37,7 @@ def _minilm() -> Task:
 
     def calibration(seed: int) -> list[Batch]:
         n = len(train()["input_ids"])
-        return [labelled(_take(train(), i)) for i in next(draws(n, 256, seed=1000 + seed)).split(32)]
+        return [labelled(_take(train(), i)) for i in next(draws(n, 1024, seed=1000 + seed)).split(64)]
 
     @cache
     def tests() -> list[Batch]:
@@ -87,6 +87,7 @@ def _smollm2() -> Task:
         score=_likelihood,
         recipe=Recipe(20, 2, 5e-5),
         n_screen=8,
+        seeds=1,
         timed=1,
         factors=(1 / 0.9, 1 / 0.8, 1 / 0.7),
         goal=1 / 0.7,
@@ -98,13 +99,13 @@ def _smollm2() -> Task:
 _cifar10 = cache(data.cifar10)
 _fashion = cache(data.fashion_mnist)
 _ecg5000 = cache(data.ecg5000)
-_IMAGES: dict[str, Any] = {"prepare": data.pixels, "augment": flipped, "n_screen": 2000}
+_IMAGES: dict[str, Any] = {"prepare": data.pixels, "augment": flipped, "n_screen": 1024}
 
 TASKS: dict[str, Task] = {
     task.name: task
     for task in (
-        supervised("resnet56", models.resnet56, _cifar10, Recipe(200, 128, 0.02, "sgd", 5e-4), **_IMAGES),
-        supervised("vgg16", models.vgg16, _cifar10, Recipe(100, 128, 0.01, "sgd", 5e-4), **_IMAGES),
+        supervised("resnet56", models.resnet56, _cifar10, Recipe(60, 128, 0.003, "sgd", 5e-4), **_IMAGES),
+        supervised("vgg16", models.vgg16, _cifar10, Recipe(40, 128, 0.003, "sgd", 5e-4), recoveries=1, **_IMAGES),
         supervised("mobilenet_v2", models.mobilenet_v2, _fashion, Recipe(200, 128, 1e-3), **_IMAGES),
         supervised("small_vit", models.small_vit, _fashion, Recipe(200, 128, 5e-4), **_IMAGES),
         supervised(

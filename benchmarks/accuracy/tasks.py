@@ -32,7 +32,8 @@ class Task:
     score: Callable[[nn.Module, list[Batch]], float]
     recipe: Recipe
     n_screen: int
-    recoveries: int = 3  # how many of the seeds are fine-tuned
+    seeds: int = 3  # at most so many
+    recoveries: int = 3  # how many of them are fine-tuned
     timed: int = 32
     factors: tuple[float, ...] = (1.5, 2.1, 2.55, 4.0)
     goal: float = 2.1

@@ -60,7 +60,9 @@ def test_a_recurrence_is_fitted_to_the_states_of_the_uncut_model() -> None:
     small = copy.deepcopy(net)
     sec.apply(small, plan)
     with calibrating(net, small):
-        ((slot, moments),) = repeated(net, dict(small.named_parameters()), plan, [x], Counter({"rnn.weight_hh_l0": 12}))
+        ((slot, (moments, _)),) = repeated(
+            net, dict(small.named_parameters()), plan, [x], Counter({"rnn.weight_hh_l0": 12})
+        )
         weight, _ = moments.solve(slot.weight, 1e-9, shift=True)
     assert torch.equal(slot.weight[0], small.rnn.weight_hh_l0)
     np.testing.assert_allclose(weight[0].numpy(), want, atol=0.02 * np.abs(want).max())

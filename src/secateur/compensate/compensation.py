@@ -168,10 +168,10 @@ def _refit_repeated(
     """Refit what is used more than once, if that brings the model's output nearer."""
     tensors = dict(named_tensors(cut))
     before: list[tuple[Tensor, Tensor]] = []
-    for slot, moments in repeated(whole, tensors, plan, batches, names):
+    for slot, folds in repeated(whole, tensors, plan, batches, names):
         mine = [tensors[name] for name in (slot.name, slot.bias) if name is not None]
         before += [(tensor, tensor.detach().clone()) for tensor in mine]
-        refit.solve(moments, slot)
+        refit.solve(folds, slot)
     if before and not _error(whole, cut, batches) <= plain * (1 + 1e-6) + 1e-9:
         for tensor, values in reversed(before):
             tensor.copy_(values)
@@ -248,14 +248,16 @@ class LeastSquares(Compensation):
     Layer by layer, in the order in which they run, every weight that is multiplied with data is solved for anew: its
     inputs are those of the cut model so far, its outputs should be those of the uncut model. Where the result is added
     to a residual stream, it also makes up for what that stream is off. `ridge`, a share of the inputs' mean square,
-    holds weights near what they were. A layer without a bias gets one where positions that it reads are gone and no
+    holds weights near what they were; up to a hundred times as much, if a fit to half of the batches then does better
+    on the other half. A layer without a bias gets one where positions that it reads are gone and no
     batch norm follows (`bias=False`: none does). Batch norms that do not follow a refitted layer get the mean and
     variance of the batches (`statistics=False`: they stay).
 
     All batches run side by side, so what layers put out for all of them is in memory at once (`memory`: at most so many
     bytes; fewer of the batches are used if that must be), and the second moments of one layer's inputs at a time.
-    `outcome` says afterwards what was reached, layer by layer. If the model's outputs
-    are no nearer to the uncut model's than without it, everything is taken back.
+    What a run uses more than once (a recurrence, experts) is fitted to the inputs that the uncut model gives it.
+    `outcome` says afterwards what was reached, layer by layer. If the model's outputs are no nearer to the uncut
+    model's than without it, everything is taken back.
     """
 
 

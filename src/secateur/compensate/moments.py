@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
+
+_TIMES = (1, 10, 100)  # the ridges that are tried, as multiples of the least
+_DOUBLE = 2**10  # columns up to which trials are in double precision
 
 
 def _zero() -> Tensor:
@@ -43,6 +47,14 @@ class Moments:
         self.y = self.y + (ones @ y).squeeze(1).cpu()
         self.yy = self.yy + torch.linalg.vector_norm(y, dim=1).double().square().cpu()
 
+    def __add__(self, other: Moments) -> Moments:
+        mine, theirs = vars(self), vars(other)
+        return Moments(**{name: value + theirs[name] for name, value in mine.items()})
+
+    def single(self) -> Moments:
+        """In single precision: half the memory and time."""
+        return Moments(self.rows, *(value.float() for name, value in vars(self).items() if name != "rows"))
+
     def centred(self, shift: bool) -> tuple[Tensor, Tensor, Tensor]:
         """The moments about the means, or about zero where no shift is free."""
         if not shift:
@@ -61,7 +73,7 @@ class Moments:
     def solve(self, start: Tensor, ridge: float, shift: bool) -> tuple[Tensor, Tensor]:
         """The weight (groups, outputs, summed) with the least squared error, held near `start`, and its shift."""
         xx, xy, _ = self.centred(shift)
-        start = start.double().cpu().mT
+        start = start.to("cpu", xx.dtype).mT
         diagonal = xx.diagonal(dim1=1, dim2=2)
         pull = (ridge * diagonal.mean(1, keepdim=True)).clamp_min(1e-30)
         system = xx + torch.diag_embed(pull.expand_as(diagonal))
@@ -74,11 +86,11 @@ class Moments:
 
     def shift(self, weight: Tensor) -> Tensor:
         """The shift that makes the mean output right, as (groups, outputs)."""
-        return (self.y - (weight.double().cpu() @ self.x.unsqueeze(2)).squeeze(2)) / max(self.rows, 1)
+        return (self.y - (weight.to("cpu", self.x.dtype) @ self.x.unsqueeze(2)).squeeze(2)) / max(self.rows, 1)
 
     def error(self, weight: Tensor, shift: Tensor | None) -> Tensor:
         """The squared error of each output (groups, outputs) with a weight and a shift."""
-        weight = weight.double().cpu()
+        weight = weight.to("cpu", self.xx.dtype)
         cross = (weight * self.xy.mT).sum(2)
         square = ((weight @ self.xx) * weight).sum(2)
         plain = self.yy - 2 * cross + square
@@ -86,3 +98,33 @@ class Moments:
             mean = self.y - (weight @ self.x.unsqueeze(2)).squeeze(2)
             plain = plain - 2 * shift * mean + self.rows * shift.square()
         return plain.clamp_min(0)  # below zero it is rounding
+
+
+def fitted(whole: Moments, folds: Sequence[Moments], start: Tensor, ridge: float, shift: bool) -> tuple[Tensor, Tensor]:
+    """The weight with the least squared error and its shift, held near `start` as much as serves data not fitted to.
+
+    >>> x = torch.randn(1, 400, 3)
+    >>> folds = [Moments(), Moments()]
+    >>> for fold in folds:
+    ...     fold.add(x, x @ torch.ones(1, 3, 1))
+    >>> weight, shift = fitted(folds[0] + folds[1], folds, torch.zeros(1, 1, 3), 1e-6, shift=True)
+    >>> [round(float(v), 3) for v in weight.flatten()]
+    [1.0, 1.0, 1.0]
+
+    `folds` are two halves of the data. Of a few ridges, from `ridge` on, that with which a fit to one does best
+    on the other.
+    """
+    halves = [fold for fold in folds if fold.rows]
+    if len(halves) > 1:
+        halves = [half.single() if half.xx.shape[2] > _DOUBLE else half for half in halves]
+        ridge = min((ridge * times for times in _TIMES), key=lambda one: _across(halves, start, one, shift))
+    return whole.solve(start, ridge, shift)
+
+
+def _across(halves: Sequence[Moments], start: Tensor, ridge: float, shift: bool) -> float:
+    """The error on each half of what is fitted to the other."""
+    total = 0.0
+    for one, other in zip(halves, reversed(halves), strict=True):
+        weight, shifts = one.solve(start, ridge, shift)
+        total += float(other.error(weight, shifts if shift else None).sum())
+    return total

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from secateur.calibrate import Product
-from secateur.compensate.moments import Moments
+from secateur.compensate.moments import Moments, fitted
 from secateur.compensate.pairs import At, Both
 from secateur.compensate.repeated import Slot
 from secateur.compensate.structure import Norm, Residual, Structure
@@ -51,11 +51,11 @@ class Refit:
 
     def product(self, steps: Sequence[Both]) -> None:
         """All batches are at a product: solve for its weight."""
-        moments = Moments()
+        folds = Moments(), Moments()
         for number, both in enumerate(steps):
-            self._take(moments, both, len(steps), number)
+            self._take(folds[number % 2], both, len(steps), number)
         assert steps[0].cut.product is not None
-        self.solve(moments, steps[0].cut.product)
+        self.solve(folds, steps[0].cut.product)
 
     def norm(self, steps: Sequence[At]) -> None:
         """All batches are at a batch norm: take its statistics anew, unless it took the shift of a layer."""
@@ -124,9 +124,9 @@ class Refit:
         var = one if norm.var is None else self._tensors[norm.var].double().cpu()
         return weight / (var + norm.eps).sqrt()
 
-    def solve(self, moments: Moments, product: Product | Slot) -> None:
+    def solve(self, folds: tuple[Moments, Moments], product: Product | Slot) -> None:
         """Put the weight and shift into a product of the cut model that fit best, if they are better than its own."""
-        name = product.name
+        name, moments = product.name, folds[0] + folds[1]
         self._met.add(name)
         if not moments.rows:
             self._lines[product.part] = (name, float("nan"), float("nan"), "too wide to be refitted")
@@ -144,7 +144,7 @@ class Refit:
             return
         weight, shift = start.double().cpu(), moments.shift(start) if free else torch.zeros_like(before)
         if self._options.weights:
-            weight, shift = moments.solve(start, self._options.ridge, free)
+            weight, shift = fitted(moments, folds, start, self._options.ridge, free)
         elif not free:
             return
         weight = weight.to(start.dtype)

@@ -19,7 +19,7 @@ Kept = Mapping[str, Mapping[int, Tensor]]
 
 def repeated(
     whole: nn.Module, tensors: Mapping[str, Tensor], plan: Plan, batches: Sequence[Any], names: Counter[str]
-) -> Iterator[tuple[Slot, Moments]]:
+) -> Iterator[tuple[Slot, tuple[Moments, Moments]]]:
     """Each part of the parameters that goes into products, and what its inputs and outputs should be.
 
     `tensors` are those of the cut model, `names` says how often each parameter is used in a run. The inputs are those
@@ -27,18 +27,18 @@ def repeated(
     with, follow its errors: each fit changes the very data that it was made for.
     """
     kept = {name: {d: torch.as_tensor(k) for d, k in dims.items()} for name, dims in plan.kept.items()}
-    found: dict[Part, tuple[Slot, Moments]] = {}
+    found: dict[Part, tuple[Slot, tuple[Moments, Moments]]] = {}
     number = 0
 
     def take(product: Product, run: Any) -> Any:
         out = run()
         if product.name in names and product.groups == 1 and _separable(product):
             if product.part not in found:
-                found[product.part] = Slot(product, tensors, kept), Moments()
-            slot, moments = found[product.part]
+                found[product.part] = Slot(product, tensors, kept), (Moments(), Moments())
+            slot, folds = found[product.part]
             sample = product.sample(-(-product.enough // (len(batches) * names[product.name])), number)
             for x, y in zip(product.rows(sample), product.outputs(out, sample), strict=True):
-                moments.add(x[..., slot.inputs.to(x.device)], y[..., slot.outputs.to(y.device)])
+                folds[number % 2].add(x[..., slot.inputs.to(x.device)], y[..., slot.outputs.to(y.device)])
         return out
 
     for number, batch in enumerate(batches if names else ()):  # noqa: B007  (`take` reads it)
