@@ -15,7 +15,7 @@ from benchmarks.accuracy.suite import TASKS
 
 RESULTS = Path(__file__).parent.parent / "results"
 QUICK_TASKS = ("resnet56", "ecg_lstm")
-QUICK = Settings(seeds=(0,), importances=("magnitude L2", "Taylor"), only_goal=True, tuning=0.3, timely=False)
+QUICK = Settings(seeds=(0,), importances=("magnitude L2", "Taylor"), only_goal=True, timely=False)
 
 
 def main() -> int:

@@ -48,8 +48,8 @@ class Runner:
     def everything(self) -> list[Record]:
         """Screen the peers, then take ours and the best of them through the full test, the clock and recovery.
 
-        At the reduction that the goals speak of, with as many seeds as the task has time for; at the others with one seed, no recovery, and the
-        three rivals that did best there.
+        At the reduction that the goals speak of, with as many seeds as the task has time for; at the others with one
+        seed, no recovery, and the three rivals that did best there.
         """
         self.dense()
         goal, seeds = self.task.goal, self.settings.seeds[: self.task.seeds]
