@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import ast
 import inspect
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
@@ -98,3 +100,8 @@ def test_public_names_have_an_example(home: str, name: str) -> None:
     if isinstance(thing, type) and issubclass(thing, BaseException):
         return
     assert ">>>" in doc, f"the docstring of {home}.{name} has no example"
+
+
+def test_importing_the_package_does_not_import_the_compiler() -> None:
+    code = "import secateur, sys; sys.exit('torch._dynamo' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -19,7 +19,19 @@ class SelfAttention(nn.Module):
         return self.attention(x, x + 1, x)[0]
 
 
+class Experts(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.up = nn.Parameter(torch.randn(3, 4, 10))
+        self.down = nn.Parameter(torch.randn(3, 4, 5))
+
+    def forward(self, x):
+        gate, up = torch.bmm(x.expand(3, *x.shape), self.up).chunk(2, -1)
+        return torch.einsum("eni,eoi->eno", gate.sigmoid() * up, self.down)
+
+
 CASES = {
+    "experts": (Experts(), (7, 4)),
     "linear": (nn.Linear(4, 5), (3, 2, 4)),
     "linear-without-bias": (nn.Linear(4, 5, bias=False), (3, 4)),
     "conv1d": (nn.Conv1d(4, 6, 3, padding=2, dilation=2), (2, 4, 9)),

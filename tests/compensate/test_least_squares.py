@@ -105,6 +105,19 @@ def recurrent(kind):
     return Reader()
 
 
+class Experts(nn.Module):
+    """Every expert sees everything; each is a slice of two parameters."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.down = nn.Parameter(torch.randn(3, 6, 24)), nn.Parameter(torch.randn(3, 24, 8) / 5)
+        self.head = nn.Linear(8, 4)
+
+    def forward(self, x):
+        hidden = torch.bmm(x.unsqueeze(0).expand(3, -1, -1), self.up).relu()
+        return self.head(torch.bmm(hidden, self.down).sum(0))
+
+
 SMALL = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
 MODELS = {
     "resnet18": lambda: (timm.create_model("resnet18"), images(64)),
@@ -119,6 +132,7 @@ MODELS = {
         tokens(99),
     ),
     "llama": lambda: (LlamaForCausalLM(LlamaConfig(vocab_size=99, num_key_value_heads=2, **SMALL)), tokens(99)),
+    "experts": lambda: (Experts(), [torch.randn(128, 6), torch.randn(128, 6)]),
     "lstm": lambda: (recurrent(nn.LSTM), [torch.randn(8, 10, 6), torch.randn(8, 7, 6)]),
     "gru": lambda: (recurrent(nn.GRU), [torch.randn(8, 10, 6), torch.randn(8, 7, 6)]),
 }

@@ -111,14 +111,14 @@ class Product:
     @property
     def enough(self) -> int:
         """How many rows tell the moments of the inputs well enough."""
-        summed = math.prod(self.args[1].shape[1:]) if self.op is aten.convolution.default else self.data.shape[1]
+        summed = math.prod(self.args[1].shape[1:]) if self.op is aten.convolution.default else self.data.shape[-1]
         least, most = (max(n * summed, 2**13) for n in _ROWS_PER_COLUMN)
         return min(max(_PRODUCTS // summed**2, least), most)
 
     def sample(self, rows: int, offset: int = 0) -> Sample:
         """A choice of about `rows` of the rows, spread evenly; all if there are no more."""
         if self.op is not aten.convolution.default:
-            return Sample(len(self.data), max(1, len(self.data) // rows), offset)
+            return Sample(len(self.data), max(1, self.data.shape[-2] // rows), offset)
         places = _positions(self.data, *self.args[1].shape[2:], args=self.args)
         every, spots = 1, math.prod(places)
         while len(self.data) * spots > 2 * rows and every < max(places):
@@ -130,7 +130,7 @@ class Product:
     def rows(self, sample: Sample) -> Iterator[Tensor]:
         """The inputs as (groups, rows, summed), some at a time."""
         if self.op is not aten.convolution.default:
-            yield self.data[sample.spots].unsqueeze(0)
+            yield _in_groups(self.data)[:, sample.spots]
             return
         for part in self.data.split(sample.step):
             yield _unfold(part, self.args[1].shape[2:], sample.spots, *self.args[3:9])
@@ -138,7 +138,7 @@ class Product:
     def outputs(self, out: Tensor, sample: Sample) -> Iterator[Tensor]:
         """An output of the op as (groups, rows, outputs), some at a time."""
         if self.op is not aten.convolution.default:
-            yield out[sample.spots].unsqueeze(0)
+            yield _in_groups(out)[:, sample.spots]
             return
         some = out[(slice(None), slice(None), *[sample.spots] * (out.ndim - 2))]
         for part in some.split(sample.step):
@@ -148,7 +148,7 @@ class Product:
         """Put values into the parameter, given as (groups, outputs, summed)."""
         into = self.args[2] if self.op is aten.addmm.default else self.args[1]
         if self.op is not aten.convolution.default:
-            into.copy_(weight[0].t())
+            into.copy_(weight.mT.reshape(into.shape))
         elif self.args[6]:
             shaped = weight.reshape(self.groups, weight.shape[1], -1, *into.shape[2:])
             into.copy_(shaped.flip(tuple(range(3, shaped.ndim))).transpose(1, 2).reshape(into.shape))
@@ -161,11 +161,16 @@ class Product:
         self.shift.copy_(shift.unsqueeze(1))
 
 
+def _in_groups(matrix: Tensor) -> Tensor:
+    """A matrix, or one for each group, as one for each group."""
+    return matrix if matrix.ndim == 3 else matrix.unsqueeze(0)
+
+
 def canonical(op: Any, args: tuple[Any, ...], groups: int) -> Tensor:
     """The weight of a product as (groups, outputs, summed)."""
     weight = args[2] if op is aten.addmm.default else args[1]
     if op is not aten.convolution.default:
-        return weight.t().unsqueeze(0)
+        return _in_groups(weight).mT
     if args[6]:  # transposed: (in, out / groups, ...), and the kernel runs the other way
         turned = weight.flip(tuple(range(2, weight.ndim))).unflatten(0, (groups, -1)).transpose(1, 2)
         return turned.flatten(2)
@@ -174,7 +179,7 @@ def canonical(op: Any, args: tuple[Any, ...], groups: int) -> Tensor:
 
 def product(op: Any, args: tuple[Any, ...], parameters: Parameters) -> Product | None:
     """What an op is as a product with a parameter; None if it is none."""
-    if op is aten.mm.default:
+    if op is aten.mm.default or op is aten.bmm.default:
         weight, bias = args[1], None
     elif op is aten.addmm.default:
         weight, bias = args[2], args[0]
@@ -185,7 +190,7 @@ def product(op: Any, args: tuple[Any, ...], parameters: Parameters) -> Product |
     name = parameters.name(weight)
     if name is None:
         return None
-    groups = args[8] if op is aten.convolution.default else 1
+    groups = args[8] if op is aten.convolution.default else len(_in_groups(weight))
     index = _where(op, args, groups, weight, parameters.tensors[name])
     return None if index is None else Product(name, parameters.name(bias), op, args, index, groups)
 
@@ -216,7 +221,7 @@ def _where(op: Any, args: Any, groups: int, view: Tensor, whole: Tensor) -> dict
 def _as_canonical(op: Any, args: Any, groups: int, at: Tensor, view: Tensor) -> Tensor:
     """The axes of a view's index in the order (groups, outputs, summed), expanded only where it varies."""
     if op is not aten.convolution.default:
-        return at.t().unsqueeze(0)
+        return _in_groups(at).mT
     transposed = args[6]
     at = at.unflatten(0, (groups, -1)) if at.shape[0] > 1 else at.unsqueeze(0)
     if transposed:

@@ -34,6 +34,8 @@ class _Backward(TorchDispatchMode):
             self._note(args[2], squares, args[0][:, 0].numel())
         elif func is aten.mm.default:
             self._note(args[1], args[0].square().sum(0, keepdim=True), len(args[0]))
+        elif func is aten.bmm.default:
+            self._note(args[1], args[0].square().sum(1), args[0].shape[1])
         return func(*args, **(kwargs or {}))
 
     def _note(self, weight: Tensor, squares: Tensor, rows: int) -> None:

@@ -87,7 +87,8 @@ class _Recorder:
         self.found.products[product.name] += 1
         out = run()
         self._ops += 1
-        out.__dict__[_TAG] = Came(self._ops, product.name, self._ops)
+        channels_second = out.ndim == 2 or product.op is aten.convolution.default
+        out.__dict__[_TAG] = Came(self._ops, product.name, self._ops) if channels_second else Came(self._ops)
         return out
 
     def _on_op(self, op: Any, args: Any, _kwargs: Any, run: Any) -> Any:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import sys
 import traceback
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
-from torch._dynamo.eval_frame import OptimizedModule
 from torch.nn.parallel import DistributedDataParallel
 
 from secateur.errors import TraceError
@@ -63,12 +63,18 @@ def unwrap(model: Any) -> nn.Module:
     if not isinstance(model, nn.Module):
         raise TraceError(f"a model is an nn.Module, not {type(model).__name__}")
     while True:
-        if isinstance(model, OptimizedModule):
+        if _compiled(model):
             model = model._orig_mod
         elif isinstance(model, DistributedDataParallel | nn.DataParallel):
             model = model.module
         else:
             return model
+
+
+def _compiled(model: nn.Module) -> bool:
+    """Whether `torch.compile` wrapped a model; its package, which takes seconds to import, is there if it did."""
+    dynamo = sys.modules.get("torch._dynamo.eval_frame")
+    return dynamo is not None and isinstance(model, dynamo.OptimizedModule)
 
 
 def _capture(model: nn.Module, example: Any, *, training: bool, into: Capture | None) -> Capture:
