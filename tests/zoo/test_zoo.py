@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+import warnings
 from collections import Counter
 
 import pytest
@@ -62,6 +63,23 @@ def cut_in_half(line: str) -> None:
     )
 
 
+def compressed(line: str) -> None:
+    """Scores from data, a budget, refitted layers: it runs, and brings the output nearer or leaves it."""
+    model, example = build(line)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", sec.SecateurWarning)  # what is taken back is told in the outcome
+        report = sec.compress(model, example, sec.Params(0.8), [example, example], timed=False)
+    outcome = report.compensation
+    assert report.params.after <= 0.8 * report.params.before
+    assert outcome.after <= outcome.before * (1 + 1e-6) + 1e-9
+    assert all(not layer.after > layer.before * (1 + 1e-6) for layer in outcome.layers)
+    print(
+        f"\n{line:<44} {report.seconds:5.1f} s  {len(outcome.layers):4} layers refitted  "
+        f"{outcome.before:.2e} → {outcome.after:.2e}  {'taken back' if outcome.taken_back else ''}  "
+        + "; ".join(outcome.notes[:2])
+    )
+
+
 @pytest.fixture(autouse=True)
 def _one_thread() -> None:
     torch.set_num_threads(1)
@@ -81,3 +99,24 @@ def test_every_other(line: str) -> None:
 def test_the_list_is_whole() -> None:
     assert len(MODELS) == len(set(MODELS)) == 200
     assert set(REPRESENTATIVE) <= set(MODELS)
+
+
+COMPRESSED = (
+    "timm mobilenetv3_small_050",
+    "timm test_vit",
+    "torchvision shufflenet_v2_x0_5",
+    "transformers llama",
+    "transformers mixtral",
+    "transformers t5",
+)
+
+
+@pytest.mark.parametrize("line", COMPRESSED)
+def test_compressed_with_data(line: str) -> None:
+    compressed(line)
+
+
+@pytest.mark.zoo
+@pytest.mark.parametrize("line", [line for line in MODELS if line not in COMPRESSED])
+def test_compressed_with_data_in_the_whole_zoo(line: str) -> None:
+    compressed(line)
