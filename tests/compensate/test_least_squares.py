@@ -311,3 +311,17 @@ def test_a_norm_that_layers_share_takes_the_shift_of_none() -> None:
     sec.apply(net, plan, compensate=compensate)
     assert torch.equal(net.norm.running_mean, mean)
     assert compensate.outcome.after < compensate.outcome.before
+
+
+def test_where_nothing_is_off_nothing_is_changed() -> None:
+    net, batches = mlp(), [torch.randn(32, 6)]
+    with torch.no_grad():
+        net[2].weight[:, :2] = 0  # nobody reads these
+    keep = torch.arange(2, net[2].weight.shape[1])
+    weight = net[2].weight.detach()[:, keep].clone()
+    score = torch.ones(net[2].weight.shape[1]).index_fill_(0, torch.arange(2), 0.0)
+    plan = sec.plan(sec.trace(net, batches[0]), sec.Ratio(2 / len(score)), importance=lambda context: score)
+    compensate = sec.LeastSquares(batches)
+    sec.apply(net, plan, compensate=compensate)
+    assert torch.equal(net[2].weight, weight)
+    assert "as it is" in compensate.outcome.notes[0]

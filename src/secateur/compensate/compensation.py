@@ -6,7 +6,6 @@ import warnings
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -14,6 +13,7 @@ from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
 
 from secateur.calibrate import Live, Parameters, calibrating, call
+from secateur.compensate.outcome import Outcome
 from secateur.compensate.pairs import Both, Pair, pairs
 from secateur.compensate.refit import Refit
 from secateur.compensate.repeated import repeated
@@ -28,32 +28,7 @@ from secateur.surgery.cut import select
 from secateur.trace.capture import tensors_in
 from secateur.trace.held import Snapshot
 
-
-@dataclass(frozen=True)
-class Layer:
-    """How far a layer's output is off on the data, as a share of its variance, before and after compensation."""
-
-    name: str
-    before: float
-    after: float
-    note: str = ""
-
-
-@dataclass(frozen=True)
-class Outcome:
-    """What a compensation did: layer by layer, and to the model's output (mean squared error over mean square)."""
-
-    layers: tuple[Layer, ...]
-    before: float
-    after: float
-    notes: tuple[str, ...] = ()
-    taken_back: bool = False
-
-    def __str__(self) -> str:
-        width = max((len(layer.name) for layer in self.layers), default=5)
-        lines = [f"{'layer':<{width}}  error before   after"]
-        lines += [f"{a.name:<{width}}  {a.before:>12.4f}  {a.after:>6.4f}  {a.note}".rstrip() for a in self.layers]
-        return "\n".join([*lines, f"output: {self.before:.4g} → {self.after:.4g}", *self.notes])
+_NOTHING = 1e-12  # an error of the output that is rounding
 
 
 class Compensation:
@@ -105,6 +80,8 @@ class Compensation:
             found = structure(whole, batches[0]), structure(cut, batches[0])
             batches, fewer = _fitting(whole, cut, batches, self.memory)
             plain = _error(whole, cut, batches)
+        if self.guarded and plain < _NOTHING:
+            return Outcome((), plain, plain, (*fewer, "the outputs are those of the uncut model as it is"))
         stops, again = _stops(found, cut) if self.weights or self.shifts else (frozenset(), Counter())
         if self.bias and stops:
             _add_biases(cut, plan, found[1], stops)
@@ -112,8 +89,7 @@ class Compensation:
         with calibrating(whole, cut):
             _refit_repeated(refit, whole, cut, plan, batches, again, plain)
             error = self._run(whole, cut, found, batches, refit)
-        layers = tuple(Layer(*line) for line in refit.lines())
-        notes = (*fewer, *refit.notes(plan))
+        layers, notes = refit.layers, (*fewer, *refit.notes(plan))
         if self.guarded and not error <= plain * (1 + 1e-6) + 1e-9:
             undo()
             note = f"the output would be further off than without ({plain:.4g} → {error:.4g}), so all was taken back"

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from secateur.calibrate import Product
 from secateur.compensate.moments import Moments, fitted
+from secateur.compensate.outcome import Layer
 from secateur.compensate.pairs import At, Both
 from secateur.compensate.repeated import Slot
 from secateur.compensate.structure import Norm, Residual, Structure
@@ -45,7 +46,7 @@ class Refit:
         self._kept = {name: {d: torch.as_tensor(k) for d, k in dims.items()} for name, dims in plan.kept.items()}
         self._shifted: set[str] = set()  # running means that took the shift of a refitted layer
         self._met = set(stops)
-        self._lines: dict[tuple[str, int], tuple[str, float, float, str]] = {}
+        self._layers: dict[tuple[str, int], Layer] = {}
 
     # what a run meets ------------------------------------------------------------------------------------------
 
@@ -129,7 +130,7 @@ class Refit:
         name, moments = product.name, folds[0] + folds[1]
         self._met.add(name)
         if not moments.rows:
-            self._lines[product.part] = (name, float("nan"), float("nan"), "too wide to be refitted")
+            self._layers[product.part] = Layer(name, float("nan"), float("nan"), "too wide to be refitted")
             return
         norm = self._found[1].norms.get(name) if name in self.stops else None
         if norm is not None and self._found[1].means[norm.mean] > 1:
@@ -154,7 +155,7 @@ class Refit:
             after, note = before, "left as it was: no better fit was found"
         else:
             self._write(product, weight, shift if free else None, norm)
-        self._lines[product.part] = (name, off, float(after.sum()) / scale, note)
+        self._layers[product.part] = Layer(name, off, float(after.sum()) / scale, note)
 
     def _write(self, product: Product | Slot, weight: Tensor, shift: Tensor | None, norm: Norm | None) -> None:
         if self._options.weights:
@@ -170,9 +171,10 @@ class Refit:
 
     # what was reached ------------------------------------------------------------------------------------------
 
-    def lines(self) -> Iterator[tuple[str, float, float, str]]:
-        """Name, error before, error after, note of each layer that was met."""
-        yield from self._lines.values()
+    @property
+    def layers(self) -> tuple[Layer, ...]:
+        """Each layer that was met and was off."""
+        return tuple(self._layers.values())
 
     def notes(self, plan: Plan) -> Iterator[str]:
         """What was cut and not refitted, though it may read removed positions."""
