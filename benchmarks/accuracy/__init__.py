@@ -10,8 +10,9 @@ fine-tuned for equally many steps, and three seeds draw the calibration data and
 Pruning cannot cut a model (its own error is in the records), plain magnitude, cut by Secateur, stands in for it.
 
 `packages` fetches, `data`, `reviews` and `language` read, `nets` and `models` are what is cut, `tasks` and `suite` say
-how it is judged, `cutting` and `peers` cut, `runner` measures, `store` keeps, `goals` and `plots` tell. Results go to
-`benchmarks/results/`. A killed run goes on where it was; results are measured again when the code behind them changes.
+how it is judged, `cutting` and `peers` cut, `runner` measures, `store` keeps, `goals`, `plots` and `summary` tell.
+Results go to `benchmarks/results/`. A killed run goes on where it was; results are measured again when the code behind
+them changes.
 """
 
 from benchmarks._side_by_side import load_torchvision

@@ -1,4 +1,4 @@
-"""`python -m benchmarks.accuracy [--quick] [--only TASK ...]`: see the package's docstring."""
+"""`python -m benchmarks.accuracy [--quick | --goal] [--only TASK ...]`: see the package's docstring."""
 
 import argparse
 import json
@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 import torch
-from benchmarks.accuracy import plots
+from benchmarks.accuracy import plots, summary
 from benchmarks.accuracy.goals import goals
 from benchmarks.accuracy.runner import Runner, Settings, versions
 from benchmarks.accuracy.store import Store
@@ -21,7 +21,7 @@ QUICK = Settings(seeds=(0,), importances=("magnitude L2", "Taylor"), only_goal=T
 def main() -> int:
     arguments = _arguments()
     torch.set_num_threads(arguments.threads)
-    settings = QUICK if arguments.quick else Settings()
+    settings = QUICK if arguments.quick else Settings(only_goal=arguments.goal)
     names = arguments.only or (QUICK_TASKS if arguments.quick else tuple(TASKS))
     command = " ".join(["python -m benchmarks.accuracy", *sys.argv[1:]])
     store = Store(arguments.fresh)
@@ -29,9 +29,10 @@ def main() -> int:
     for name in names:
         runner = Runner(TASKS[name], settings, store)
         runner.everything()
-        if name == "resnet56" and not arguments.quick:
+        if name == "resnet56" and not (arguments.quick or arguments.goal):
             runner.latency_target(0.5)
-        _write(runner, command, "quick" if arguments.quick else "full")
+        _write(runner, command, "quick" if arguments.quick else "goal" if arguments.goal else "full")
+        summary.write(RESULTS)
         verdicts += goals(TASKS[name], runner.records)
     print(*verdicts, sep="\n")
     return 0
@@ -40,6 +41,7 @@ def main() -> int:
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.accuracy")
     parser.add_argument("--quick", action="store_true", help="a part that ends within 15 minutes on two cores")
+    parser.add_argument("--goal", action="store_true", help="only the reduction that the goals speak of")
     parser.add_argument("--only", nargs="+", choices=tuple(TASKS), help="these models and no others")
     parser.add_argument("--fresh", action="store_true", help="measure again what an earlier run has measured")
     parser.add_argument("--threads", type=int, default=1, help="threads that torch may use (default: 1)")
