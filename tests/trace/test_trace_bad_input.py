@@ -94,3 +94,13 @@ def test_an_interrupt_is_not_swallowed():
     with pytest.raises(KeyboardInterrupt):
         sec.trace(net, X)
     assert type(net.a.weight) is nn.Parameter
+
+
+def test_a_wrong_example_leaves_no_traceback_on_the_screen() -> None:
+    code = (
+        "import torch, secateur as sec\n"
+        "try:\n    sec.trace(torch.nn.Linear(4, 3), torch.zeros(1, 5))\n"
+        "except sec.TraceError:\n    print('refused')\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert (done.stdout, done.stderr) == ("refused\n", "")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import logging
 import math
 import sys
 from collections.abc import Callable, Iterable, Iterator
@@ -22,10 +23,14 @@ _DIGIT_READERS = ("log", "log2", "log10", "isqrt", "gcd", "lcm", "comb", "perm",
 
 @contextmanager
 def laid_open(model: nn.Module) -> Iterator[None]:
-    """Scripted functions run as Python, caches do not answer, and functions of `math` say which sizes they read."""
+    """Scripted functions run as Python, caches do not answer, and functions of `math` say which sizes they read.
+
+    What goes wrong is raised, so torch's own account of it, a log with a traceback, is left out.
+    """
     homes = dict.fromkeys(kind.__module__ for module in model.modules() for kind in type(module).__mro__)
     with ExitStack() as stack:
         stack.enter_context(unscripted())
+        stack.enter_context(patch.object(logging.getLogger("torch._subclasses.fake_tensor"), "disabled", True))
         for home in (*homes, "einops.einops"):
             for owner, name, function in _caches(home):
                 stack.enter_context(patch.object(owner, name, function.__wrapped__))
