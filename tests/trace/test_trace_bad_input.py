@@ -1,5 +1,8 @@
 """A mistake of the user's is shown as that: where, what, and what to do."""
 
+import subprocess
+import sys
+
 import pytest
 import torch
 from torch import nn
