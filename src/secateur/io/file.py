@@ -126,7 +126,10 @@ def storable(dtype: torch.dtype) -> bool:
 def write(path: Path, tensors: Mapping[str, Tensor], header: Header) -> None:
     """Write a file, and see that it can be opened: the format has limits that writing does not check."""
     metadata = header.metadata()
-    safetensors.torch.save_file(dict(tensors), path, metadata=metadata)
+    try:
+        safetensors.torch.save_file(dict(tensors), path, metadata=metadata)
+    except SafetensorError as error:  # what the system says is within
+        raise FileError(f"it could not be written: {error}; is the disk full?") from error
     with safe_open(path, framework="pt") as file:
         if file.metadata() != metadata or set(file.keys()) != set(tensors):
             raise FileError("it did not come back as it was written; try again")
