@@ -88,6 +88,7 @@ def _smollm2() -> Task:
         recipe=Recipe(20, 2, 5e-5),
         n_screen=8,
         seeds=1,
+        recoveries=0,
         timed=1,
         factors=(1 / 0.9, 1 / 0.8, 1 / 0.7),
         goal=1 / 0.7,
