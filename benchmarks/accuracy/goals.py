@@ -68,7 +68,9 @@ def _a_fifth_of_the_damage(task: Task, records: list[Record]) -> Goal:
     return Goal(f"{text}: {shown}", dense - ours <= max(0.0, dense - rival) / 5)
 
 
-def _never_behind(task: Task, records: list[Record]) -> Goal:
+def _never_behind(task: Task, records: list[Record]) -> Goal | None:
+    if not task.recoveries:
+        return None
     text = f"{task.name}, never behind after equal fine-tuning"
     factors = sorted({r["factor"] for r in records if r["stage"] == "tuned"})
     shown, ahead = [], []
