@@ -11,8 +11,8 @@ Pruning cannot cut a model (its own error is in the records), plain magnitude, c
 
 `packages` fetches, `data`, `reviews` and `language` read, `nets` and `models` are what is cut, `tasks` and `suite` say
 how it is judged, `cutting` and `peers` cut, `runner` measures, `store` keeps, `goals`, `plots` and `summary` tell.
-Results go to `benchmarks/results/`. A killed run goes on where it was; results are measured again when the code behind
-them changes.
+Results go to `benchmarks/results/`. An interrupted run writes what it has, and goes on where it was; results are
+measured again when the code behind them changes.
 """
 
 from benchmarks._side_by_side import load_torchvision

@@ -28,14 +28,25 @@ def main() -> int:
     verdicts = []
     for name in names:
         runner = Runner(TASKS[name], settings, store)
-        runner.everything()
-        if name == "resnet56" and not (arguments.quick or arguments.goal):
-            runner.latency_target(0.5)
-        _write(runner, command, "quick" if arguments.quick else "goal" if arguments.goal else "full")
+        whole = _measured(runner, latency=name == "resnet56" and not (arguments.quick or arguments.goal))
+        _write(runner, command, "quick" if arguments.quick else "goal" if arguments.goal else "full", whole)
         summary.write(RESULTS)
         verdicts += goals(TASKS[name], runner.records)
+        if not whole:
+            break
     print(*verdicts, sep="\n")
     return 0
+
+
+def _measured(runner: Runner, latency: bool) -> bool:
+    """Measure a task; False if that was interrupted, and there is only what was measured until then."""
+    try:
+        runner.everything()
+        if latency:
+            runner.latency_target(0.5)
+    except KeyboardInterrupt:
+        return False
+    return True
 
 
 def _arguments() -> argparse.Namespace:
@@ -48,12 +59,13 @@ def _arguments() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def _write(runner: Runner, command: str, extent: str) -> None:
+def _write(runner: Runner, command: str, extent: str, whole: bool) -> None:
     task, records = runner.task, runner.records
     RESULTS.mkdir(exist_ok=True)
     stem = RESULTS / f"accuracy-{task.name}-{extent}"
     content = {
         "command": command,
+        "complete": whole,
         "versions": versions(),
         "fingerprints": runner.store.fingerprints,
         "machine": platform.machine(),
