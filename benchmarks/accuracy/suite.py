@@ -100,15 +100,25 @@ def _smollm2() -> Task:
 _cifar10 = cache(data.cifar10)
 _fashion = cache(data.fashion_mnist)
 _ecg5000 = cache(data.ecg5000)
-_IMAGES: dict[str, Any] = {"prepare": data.pixels, "augment": flipped, "n_screen": 1024}
+_IMAGES: dict[str, Any] = {"prepare": data.pixels, "n_screen": 1024}
 
 TASKS: dict[str, Task] = {
     task.name: task
     for task in (
-        supervised("resnet56", models.resnet56, _cifar10, Recipe(60, 128, 0.003, "sgd", 5e-4), **_IMAGES),
-        supervised("vgg16", models.vgg16, _cifar10, Recipe(40, 128, 0.003, "sgd", 5e-4), recoveries=1, **_IMAGES),
-        supervised("mobilenet_v2", models.mobilenet_v2, _fashion, Recipe(200, 128, 1e-3), **_IMAGES),
-        supervised("small_vit", models.small_vit, _fashion, Recipe(200, 128, 5e-4), **_IMAGES),
+        supervised(
+            "resnet56", models.resnet56, _cifar10, Recipe(60, 128, 0.003, "sgd", 5e-4), augment=flipped, **_IMAGES
+        ),
+        supervised(
+            "vgg16",
+            models.vgg16,
+            _cifar10,
+            Recipe(40, 128, 0.003, "sgd", 5e-4),
+            augment=flipped,
+            recoveries=1,
+            **_IMAGES,
+        ),
+        supervised("mobilenet_v2", models.mobilenet_v2, _fashion, Recipe(100, 128, 3e-4), **_IMAGES),
+        supervised("small_vit", models.small_vit, _fashion, Recipe(100, 128, 3e-4), **_IMAGES),
         supervised(
             "imdb_lstm",
             reviews.imdb_lstm,
