@@ -7,16 +7,18 @@ import matplotlib
 
 matplotlib.use("Agg")
 
-from benchmarks.accuracy.cutting import OURS
+from benchmarks.accuracy.cutting import OURS, TIMELY
 from benchmarks.accuracy.store import Record
 from benchmarks.accuracy.tasks import Task
 from matplotlib import pyplot
 from matplotlib.axes import Axes
 
+_COLOURS = {OURS.name: "black", TIMELY.name: "dimgrey"}
+
 
 def curves(task: Task, records: list[Record], path: Path, command: str) -> None:
     """Two panels: right after the cut, and after fine-tuning."""
-    figure, panels = pyplot.subplots(1, 2, figsize=(11, 4.2), sharey=True)
+    figure, panels = pyplot.subplots(1, 2, figsize=(13, 4.4), sharey=True, sharex=True, layout="constrained")
     methods = list(dict.fromkeys(r["method"] for r in records if "score" in r and "method" in r))
     dense = next(r["score"] for r in records if r["stage"] == "dense")
     for panel, stages, title in zip(
@@ -24,13 +26,12 @@ def curves(task: Task, records: list[Record], path: Path, command: str) -> None:
     ):
         panel.axhline(dense, color="grey", linewidth=0.8, linestyle=":", label="uncut")
         for i, method in enumerate(methods):
-            _line(panel, _points(records, method, stages), method, "black" if method == OURS.name else f"C{i % 10}")
+            _line(panel, _points(records, method, stages), method, _COLOURS.get(method, f"C{i % 10}"))
         panel.set(title=title, xlabel=f"times fewer {task.quantity}")
         panel.grid(alpha=0.3)
     panels[0].set_ylabel({"%": "accuracy, %"}.get(task.show(0)[-1], task.show(0).split()[0]))
-    panels[0].legend(fontsize=6)
+    figure.legend(*panels[0].get_legend_handles_labels(), fontsize=6.5, loc="outside right upper")
     figure.suptitle(f"{task.name}   ({command})", fontsize=9)
-    figure.tight_layout()
     figure.savefig(path, dpi=110)
     pyplot.close(figure)
 
