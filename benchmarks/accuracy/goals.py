@@ -59,12 +59,15 @@ def _a_fifth_of_the_damage(task: Task, records: list[Record]) -> Goal:
     text = f"{task.name} at {task.goal:.2f}x, damage at most a fifth of the best rival's"
     dense = next(r["score"] for r in records if r["stage"] == "dense")
     ours, rival = (mean_score(records, "cut", task.goal, ours=mine) for mine in (True, False))
+    stage = "cut" if rival is not None else "screen"  # a run that was interrupted may have no more
+    rival = mean_score(records, stage, task.goal, ours=False)
     if ours is None:
         return Goal(f"{text}: no result", False)
     if rival is None:
         return Goal(f"{text}: {task.show(ours)}, and no rival could cut it", True)
-    names = {r["method"] for r in records if r["stage"] == "cut" and r["method"] not in _OURS}
-    shown = f"{task.show(ours)} and {task.show(rival)} ({', '.join(sorted(names))}), dense {task.show(dense)}"
+    names = {r["method"] for r in records if r["stage"] == stage and r["method"] not in _OURS}
+    best = [n for n in sorted(names) if mean_score(records, stage, task.goal, ours=True, method=n) == rival]
+    shown = f"{task.show(ours)} and {task.show(rival)} ({', '.join(best)}), dense {task.show(dense)}"
     return Goal(f"{text}: {shown}", dense - ours <= max(0.0, dense - rival) / 5)
 
 
@@ -78,7 +81,7 @@ def _never_behind(task: Task, records: list[Record]) -> Goal | None:
         ours, rival = (mean_score(records, "tuned", factor, ours=mine) for mine in (True, False))
         words = ["no result" if score is None else task.show(score) for score in (ours, rival)]
         shown.append(f"{factor:.2f}x {words[0]} and {words[1]}")
-        ahead.append(ours is not None and (rival is None or ours >= rival))
+        ahead.append(ours is not None and rival is not None and ours >= rival)
     return Goal(f"{text}: {', '.join(shown) or 'no result'}", bool(ahead) and all(ahead))
 
 
