@@ -42,13 +42,23 @@ def _rows(task: Task, records: list[Record]) -> Iterable[str]:
     dense = next(task.show(r["score"]) for r in records if r["stage"] == "dense")
     for factor in sorted({r["factor"] for r in records if r["stage"] == "cut"}):
         mine = [r for r in records if r.get("factor") == factor]
-        rival = next((r["method"] for r in mine if r["stage"] == "cut" and r["library"] != "secateur"), None)
+        stage, rival = _rival(mine)
         for ours in (OURS.name, TIMELY.name):
             if any(r["method"] == ours and r["stage"] == "cut" for r in mine):
                 extra = "" if ours == OURS.name else " and in time"
-                scores = [_mean(task, mine, stage, who) for stage in ("cut", "tuned") for who in (ours, rival)]
+                shown = (("cut", ours), (stage, rival), ("tuned", ours), ("tuned", rival))
+                scores = [_mean(task, mine, *what) for what in shown]
                 cells = [f"{task.name}{extra}", f"{factor:.2f}x {task.quantity}", dense, *scores]
                 yield f"| {' | '.join([*cells, _speed(mine, ours), rival or 'none could'])} |"
+
+
+def _rival(records: list[Record]) -> tuple[str, str | None]:
+    """The best of the others, in the last stage that it was measured in."""
+    for stage in ("cut", "screen"):
+        found = [r for r in records if r["stage"] == stage and r["library"] != "secateur" and "score" in r]
+        if found:
+            return stage, max(found, key=lambda r: r["score"])["method"]
+    return "cut", None
 
 
 def _mean(task: Task, records: list[Record], stage: str, method: str | None) -> str:
