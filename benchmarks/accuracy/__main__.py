@@ -30,7 +30,7 @@ def main() -> int:
         runner = Runner(TASKS[name], settings, store)
         whole = _measured(runner, latency=name == "resnet56" and not (arguments.quick or arguments.goal))
         _write(runner, command, "quick" if arguments.quick else "goal" if arguments.goal else "full", whole)
-        summary.write(RESULTS)
+        summary.write(RESULTS, TASKS.values())
         verdicts += goals(TASKS[name], runner.records)
         if not whole:
             break

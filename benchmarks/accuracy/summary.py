@@ -7,7 +7,6 @@ from pathlib import Path
 
 from benchmarks.accuracy.cutting import OURS, TIMELY
 from benchmarks.accuracy.store import Record
-from benchmarks.accuracy.suite import TASKS
 from benchmarks.accuracy.tasks import Task
 
 _HEAD = """# Accuracy after a cut
@@ -23,12 +22,12 @@ of one thread, dense beside cut.
 """
 
 
-def write(folder: Path) -> None:
-    """Read every result in a folder and put the page beside them."""
+def write(folder: Path, tasks: Iterable[Task]) -> None:
+    """Read every result of the tasks in a folder and put the page beside them."""
     lines, goals = [], []
-    for name, task in TASKS.items():
+    for task in tasks:
         for extent in ("full", "goal", "quick"):
-            path = folder / f"accuracy-{name}-{extent}.json"
+            path = folder / f"accuracy-{task.name}-{extent}.json"
             if path.exists():
                 found = json.loads(path.read_text())
                 lines += list(_rows(task, found["records"]))

@@ -13,6 +13,7 @@ from secateur.trace.capture import tensors_in
 class Live(TorchDispatchMode):
     """Counts the bytes of tensors that ops make, as long as anything holds them; `peak` is the most there were.
 
+    >>> import torch
     >>> with Live() as live:
     ...     x = torch.ones(1000)
     ...     for _ in range(5):

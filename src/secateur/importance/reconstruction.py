@@ -23,6 +23,7 @@ class Reconstruction(Criterion):
     """The error that is left in the model's output when a position goes and the rest makes up for it.
 
     >>> import secateur as sec
+    >>> from torch import nn
     >>> _ = torch.manual_seed(0)
     >>> net = nn.Sequential(nn.Linear(4, 3), nn.Linear(3, 2))
     >>> net[0].weight.data[2] = net[0].weight.data[1]  # whatever the third can do, the second can
