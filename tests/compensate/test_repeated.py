@@ -60,9 +60,9 @@ def test_a_recurrence_is_fitted_to_the_states_of_the_uncut_model() -> None:
     small = copy.deepcopy(net)
     sec.apply(small, plan)
     with calibrating(net, small):
-        ((slot, (moments, _)),) = repeated(
-            net, dict(small.named_parameters()), plan, [x], Counter({"rnn.weight_hh_l0": 12})
-        )
+        kept = {name: {d: torch.as_tensor(k) for d, k in dims.items()} for name, dims in plan.kept.items()}
+        uses, tensors = Counter({"rnn.weight_hh_l0": 12}), dict(small.named_parameters())
+        ((slot, (moments, _)),) = repeated(net, tensors, kept, [x], uses)
         weight, _ = moments.solve(slot.weight, 1e-9, shift=True)
     assert torch.equal(slot.weight[0], small.rnn.weight_hh_l0)
     np.testing.assert_allclose(weight[0].numpy(), want, atol=0.02 * np.abs(want).max())
@@ -153,8 +153,9 @@ def test_a_fit_of_a_recurrence_that_does_not_help_is_taken_back(monkeypatch) -> 
     plain = sec.apply(copy.deepcopy(net), plan)
     monkeypatch.setattr(Moments, "solve", lambda self, start, ridge, shift: (start.double() * 50, self.y))
     monkeypatch.setattr(Moments, "error", lambda self, weight, shift: 1 / weight.double().abs().sum(2))
+    compensate = sec.LeastSquares(batches)
     with pytest.warns(sec.SecateurWarning, match="taken back"):
-        sec.apply(net, plan, compensate=sec.LeastSquares(batches))
+        sec.apply(net, plan, compensate=compensate)
     assert all(torch.equal(a, b) for a, b in zip(net.parameters(), plain.parameters(), strict=True))
 
 

@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 import secateur as sec
+from secateur.calibrate import products
 from secateur.errors import SecateurError
 from secateur.importance import readers
 from secateur.importance.readers import Readers
@@ -84,7 +85,7 @@ def test_moments_that_do_not_fit_in_memory_take_more_passes_and_come_to_the_same
 def test_a_layer_that_is_too_wide_for_its_moments_is_scored_by_variances(monkeypatch) -> None:
     torch.manual_seed(0)
     net, x = nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 5)), torch.randn(400, 6)
-    monkeypatch.setattr(readers, "_WIDEST", 7)
+    monkeypatch.setattr(products, "WIDEST", 7)
     (scores,) = scored(net, [x]).values()
     reader = Readers(net, [x]).of({"2.weight"})["2.weight"][0]
     spread = torch.relu(net[0](x)).detach().double().var(0, correction=0)

@@ -15,6 +15,7 @@ aten = torch.ops.aten
 
 _ROWS_PER_COLUMN = 4, 32  # at least and at most
 _PRODUCTS = 2**37  # how many there are in second moments; in between, as many rows as make so many
+WIDEST = 2**14  # summed elements beyond which there are too many second moments
 _CHUNK = 2**22  # elements of an unfolded input at a time
 
 
@@ -102,6 +103,11 @@ class Product:
         if self.bias is None:
             return None
         return self.args[0 if self.op is aten.addmm.default else 2].view(self.groups, 1, -1)
+
+    @property
+    def narrow(self) -> bool:
+        """Whether it sums over so few elements that their second moments can be held."""
+        return self.weight.shape[2] <= WIDEST
 
     def summed(self, dim: int) -> Tensor | None:
         """(groups, summed): the index in a dimension of the parameter that each summed element is at, if it has one."""

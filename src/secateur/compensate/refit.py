@@ -12,11 +12,10 @@ from secateur.calibrate import Product
 from secateur.compensate.moments import Moments, fitted
 from secateur.compensate.outcome import Layer
 from secateur.compensate.pairs import At, Both
-from secateur.compensate.repeated import Slot
+from secateur.compensate.repeated import Slot, stays
 from secateur.compensate.structure import Norm, Residual, Structure
 from secateur.plan.plan import Plan
 
-_WIDEST = 2**14  # summed positions of a layer whose moments are taken
 _NOTHING = 1e-6  # an error, as a share of a layer's variance, that is rounding
 _FAINT = 1e-3  # a scale below which nothing can be made up for
 
@@ -42,8 +41,8 @@ class Refit:
         stops: frozenset[str],
     ) -> None:
         self.stops = stops
-        self._options, self._found, self._tensors = options, found, tensors
-        self._kept = {name: {d: torch.as_tensor(k) for d, k in dims.items()} for name, dims in plan.kept.items()}
+        self._options, self._found, self.tensors = options, found, tensors
+        self.kept = {name: {d: torch.as_tensor(k) for d, k in dims.items()} for name, dims in plan.kept.items()}
         self._shifted: set[str] = set()  # running means that took the shift of a refitted layer
         self._met = set(stops)
         self._layers: dict[tuple[str, int], Layer] = {}
@@ -61,7 +60,7 @@ class Refit:
     def norm(self, steps: Sequence[At]) -> None:
         """All batches are at a batch norm: take its statistics anew, unless it took the shift of a layer."""
         _, mean, var = steps[0].norm
-        name = next((n for n in self._found[1].means if self._tensors[n].data_ptr() == mean.data_ptr()), None)
+        name = next((n for n in self._found[1].means if self.tensors[n].data_ptr() == mean.data_ptr()), None)
         if not self._options.statistics or name is None or name in self._shifted or self._found[1].means[name] > 1:
             return
         parts = [step.norm[0] for step in steps]
@@ -83,10 +82,10 @@ class Refit:
         assert whole is not None
         assert cut is not None
         assert both.whole.out is not None
-        if cut.weight.shape[2] > _WIDEST:
+        if not cut.narrow:
             return
         sample = whole.sample(-(-whole.enough // shares), number)
-        pick = _picked(whole, self._kept.get(whole.name, {}))
+        pick = _picked(whole, self.kept.get(whole.name, {}))
         gap = self._gap(both, pick)
         missing = None if gap is None else cut.outputs(gap, sample)
         groups, outputs = cut.weight.shape[:2]
@@ -116,13 +115,13 @@ class Refit:
         if residual.norm is not None:
             scale = scale * self._norm_scale(residual.norm)
         for name in residual.scales:
-            scale = scale * self._tensors[name].detach().double().cpu()
+            scale = scale * self.tensors[name].detach().double().cpu()
         return torch.where(scale.abs() < _FAINT, torch.inf, scale)
 
     def _norm_scale(self, norm: Norm) -> Tensor:
         one = torch.ones((), dtype=torch.float64)
-        weight = one if norm.weight is None else self._tensors[norm.weight].detach().double().cpu()
-        var = one if norm.var is None else self._tensors[norm.var].double().cpu()
+        weight = one if norm.weight is None else self.tensors[norm.weight].detach().double().cpu()
+        var = one if norm.var is None else self.tensors[norm.var].double().cpu()
         return weight / (var + norm.eps).sqrt()
 
     def solve(self, folds: tuple[Moments, Moments], product: Product | Slot) -> None:
@@ -165,7 +164,7 @@ class Refit:
         if product.shift is not None:
             product.write_shift(shift)
         elif norm is not None:
-            mean = self._tensors[norm.mean]
+            mean = self.tensors[norm.mean]
             mean.sub_(shift.flatten().to(mean))
             self._shifted.add(norm.mean)
 
@@ -187,11 +186,7 @@ def _picked(whole: Product, kept: Mapping[int, Tensor]) -> Tensor | None:
     """Which outputs of a full-size product (over all groups) its cut one has; None: all."""
     if not kept:
         return None
-    stays = torch.ones(1, 1, 1, dtype=torch.bool)
-    for dim, index in whole.index.items():
-        if dim in kept:
-            stays = stays & torch.isin(index, kept[dim])
-    picked = stays.expand(*whole.weight.shape[:2], stays.shape[2]).any(2).flatten()
+    picked = stays(whole, kept).any(2).flatten()
     return None if bool(picked.all()) else picked.nonzero().flatten()
 
 

@@ -11,28 +11,26 @@ from torch import Tensor, nn
 
 from secateur.calibrate import Product, Watch, call
 from secateur.compensate.moments import Moments
-from secateur.plan.plan import Plan
 
 Part = tuple[str, int]  # a parameter, and where in its storage what is multiplied with data begins
 Kept = Mapping[str, Mapping[int, Tensor]]
 
 
 def repeated(
-    whole: nn.Module, tensors: Mapping[str, Tensor], plan: Plan, batches: Sequence[Any], names: Counter[str]
+    whole: nn.Module, tensors: Mapping[str, Tensor], kept: Kept, batches: Sequence[Any], names: Counter[str]
 ) -> Iterator[tuple[Slot, tuple[Moments, Moments]]]:
     """Each part of the parameters that goes into products, and what its inputs and outputs should be.
 
-    `tensors` are those of the cut model, `names` says how often each parameter is used in a run. The inputs are those
-    of the full-size model, as far as they are kept. What is fed with its own results would, fitted to what it is fed
-    with, follow its errors: each fit changes the very data that it was made for.
+    `tensors` are those of the cut model, `kept` what it has of each, `names` says how often each parameter is used in a
+    run. The inputs are those of the full-size model, as far as they are kept. What is fed with its own results would,
+    fitted to what it is fed with, follow its errors: each fit changes the very data that it was made for.
     """
-    kept = {name: {d: torch.as_tensor(k) for d, k in dims.items()} for name, dims in plan.kept.items()}
     found: dict[Part, tuple[Slot, tuple[Moments, Moments]]] = {}
     number = 0
 
     def take(product: Product, run: Any) -> Any:
         out = run()
-        if product.name in names and product.groups == 1 and _separable(product):
+        if product.name in names and product.groups == 1 and product.narrow and _separable(product):
             if product.part not in found:
                 found[product.part] = Slot(product, tensors, kept), (Moments(), Moments())
             slot, folds = found[product.part]
@@ -54,7 +52,8 @@ class Slot:
         self.name, self.part, self.bias = product.name, product.part, product.bias
         self._weight = tensors[product.name]
         mine = kept.get(product.name, {})
-        self.inputs, self.outputs = _stay(product, mine)
+        left = stays(product, mine)[0]
+        self.inputs, self.outputs = (left.any(dim).nonzero().flatten() for dim in (0, 1))
         self._at = tuple(self._picked(product, mine, dim) for dim in range(self._weight.ndim))
         self._bias, self._shifts = None, self.outputs
         if product.bias is not None and product.shift is not None:
@@ -97,14 +96,13 @@ def _separable(product: Product) -> bool:
     return all(min(index.shape[1:]) == 1 for index in product.index.values())
 
 
-def _stay(product: Product, kept: Mapping[int, Tensor]) -> tuple[Tensor, Tensor]:
-    """Which of the summed elements and which of the outputs of a full-size product its cut one has."""
-    stays = torch.ones(1, 1, dtype=torch.bool)
+def stays(product: Product, kept: Mapping[int, Tensor]) -> Tensor:
+    """(groups, outputs, summed): which elements of a full-size product's weight its cut one has."""
+    found = torch.ones(1, 1, 1, dtype=torch.bool)
     for dim, index in product.index.items():
         if dim in kept:
-            stays = stays & torch.isin(index[0], kept[dim])
-    stays = stays.expand(product.weight.shape[1:])
-    return stays.any(0).nonzero().flatten(), stays.any(1).nonzero().flatten()
+            found = found & torch.isin(index, kept[dim])
+    return found.expand(product.weight.shape)
 
 
 def _among(kept: Tensor | None, index: Tensor) -> Tensor:

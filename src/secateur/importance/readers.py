@@ -14,7 +14,6 @@ from secateur.calibrate import Product, Watch, call, stakes
 from secateur.errors import CalibrationError
 from secateur.importance.batches import failed, studied
 
-_WIDEST = 2**14  # summed elements beyond which only their variances are kept
 _DOUBLE = 2**10  # summed elements up to which the inverse is in double precision
 _HELD = 2**31  # bytes of second moments at a time
 
@@ -30,15 +29,11 @@ class Reader:
     name: str
     weight: Tensor  # (groups, outputs, summed)
     index: Mapping[int, Tensor]
+    narrow: bool = True  # whether it has all second moments of its inputs, not only their squares
     rows: int = 0
     xx: Tensor = field(default_factory=_zero)  # (groups, summed, summed); too wide: (groups, summed)
     x: Tensor = field(default_factory=_zero)  # (groups, summed)
     stakes: Tensor = field(default_factory=_zero)  # (groups, outputs); zero where nothing tells
-
-    @property
-    def narrow(self) -> bool:
-        """Whether it has all second moments of its inputs, not only their squares."""
-        return self.weight.shape[2] <= _WIDEST
 
     def add(self, x: Tensor) -> None:
         """Take in inputs as (groups, rows, summed)."""
@@ -153,7 +148,7 @@ class Readers:
                 return
             known, key = found[product.name], product.part[1]
             if key not in known:
-                known[key] = Reader(product.name, product.weight.detach().cpu(), product.index)
+                known[key] = Reader(product.name, product.weight.detach().cpu(), product.index, product.narrow)
             for rows in product.rows(product.sample(-(-product.enough // len(self._batches)), number)):
                 known[key].add(rows)
 
