@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import nn
 
+import secateur as sec
 from secateur.calibrate import lanes, stakes
 from secateur.errors import CalibrationError
 
@@ -81,3 +82,42 @@ def test_a_model_without_a_derivative_is_refused() -> None:
 
     with pytest.raises(CalibrationError, match="derivative"):
         stakes(Answer(3, 2), [torch.randn(4, 3)])
+
+
+class Caching(nn.Module):
+    """Keeps what it made of a parameter, and with it a part of the graph, for its next run."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.table, self.kept = nn.Linear(3, 8), nn.Parameter(torch.randn(8)), None
+        self.last = nn.Linear(8, 2)
+
+    def forward(self, x):
+        if self.kept is None:
+            self.kept = self.table.square()
+        return self.last(self.first(x).relu() * self.kept)
+
+
+def test_a_model_may_keep_a_part_of_its_graph() -> None:
+    batches = [torch.randn(4, 3), torch.randn(4, 3)]
+    net = Caching()
+    assert set(stakes(net, batches)) == {("last.weight", 0)}
+    assert net.kept is None
+    loss = lambda model, batch: model(batch).square().mean()  # noqa: E731
+    for criterion in (sec.Taylor(batches, loss), sec.Hessian(batches, loss)):
+        sec.plan(sec.trace(net, batches[0]), sec.Ratio(0.5), importance=criterion)
+
+
+def test_what_cannot_be_differentiated_is_named() -> None:
+    class Once(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            return x.exp()
+
+    class Net(nn.Sequential):
+        def forward(self, x):
+            return self[1](Once.apply(self[0](x)))
+
+    net = Net(nn.Linear(3, 8), nn.Linear(8, 2))
+    with pytest.raises(CalibrationError, match="cannot be differentiated"):
+        sec.plan(sec.trace(net, torch.zeros(1, 3)), sec.Ratio(0.5), importance=sec.Reconstruction([torch.randn(4, 3)]))

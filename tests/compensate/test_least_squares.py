@@ -325,3 +325,31 @@ def test_where_nothing_is_off_nothing_is_changed() -> None:
     sec.apply(net, plan, compensate=compensate)
     assert torch.equal(net[2].weight, weight)
     assert "as it is" in compensate.outcome.notes[0]
+
+
+class HeadsWithSharedPositions(nn.Module):
+    """Every head is multiplied with the same parameter: a head that goes takes rows of that product with it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.q = nn.Linear(8, 24)
+        self.positions = nn.Parameter(torch.randn(5, 6))
+        self.out = nn.Linear(20, 3)
+
+    def forward(self, x):
+        heads = torch.tanh(self.q(x)).view(x.shape[0], -1, 6)
+        return self.out((heads @ self.positions.mT).relu().flatten(1))
+
+
+def test_a_layer_whose_inputs_lost_rows_is_left_and_named() -> None:
+    torch.manual_seed(0)
+    net, x = HeadsWithSharedPositions(), torch.randn(200, 8)
+    graph = sec.trace(net, x)
+    heads = next(axis for axis in graph.axes if axis.size == 4)
+    before = net.positions.detach().clone()
+    compensate = sec.LeastSquares([x, torch.randn(200, 8)])
+    sec.apply(net, sec.plan(graph, {heads.name: 0.5}), compensate=compensate)
+    layers = {layer.name: layer for layer in compensate.outcome.layers}
+    assert "lost rows" in layers["positions"].note
+    assert torch.equal(net.positions, before)
+    assert layers["out.weight"].after < layers["out.weight"].before

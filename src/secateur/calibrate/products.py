@@ -105,6 +105,13 @@ class Product:
         return self.args[0 if self.op is aten.addmm.default else 2].view(self.groups, 1, -1)
 
     @property
+    def places(self) -> tuple[int, ...]:
+        """The shape of the data without what is summed over and without groups: there is an output for each."""
+        if self.op is aten.convolution.default:
+            return (len(self.data), *self.data.shape[2:])
+        return (self.data.shape[-2],)
+
+    @property
     def narrow(self) -> bool:
         """Whether it sums over so few elements that their second moments can be held."""
         return self.weight.shape[2] <= WIDEST

@@ -69,8 +69,8 @@ def stakes(model: nn.Module, batches: Iterable[Any], seed: int = 0) -> dict[Part
                 parameter.requires_grad_(True)
             for batch in batches:
                 total = _projected(call(model, batch), generator)
-                with watch:
-                    torch.autograd.grad(total, wanted, allow_unused=True)
+                with watch:  # the graph is retained: a model may cache a part of it for its next run
+                    torch.autograd.grad(total, wanted, allow_unused=True, retain_graph=True)
     finally:
         for parameter in frozen:
             parameter.requires_grad_(False)

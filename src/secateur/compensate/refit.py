@@ -82,7 +82,7 @@ class Refit:
         assert whole is not None
         assert cut is not None
         assert both.whole.out is not None
-        if not cut.narrow:
+        if not cut.narrow or whole.places != cut.places:
             return
         sample = whole.sample(-(-whole.enough // shares), number)
         pick = _picked(whole, self.kept.get(whole.name, {}))
@@ -129,7 +129,9 @@ class Refit:
         name, moments = product.name, folds[0] + folds[1]
         self._met.add(name)
         if not moments.rows:
-            self._layers[product.part] = Layer(name, float("nan"), float("nan"), "too wide to be refitted")
+            wide = isinstance(product, Product) and not product.narrow
+            why = "too wide to be refitted" if wide else "not refitted: its inputs lost rows, not only summed positions"
+            self._layers[product.part] = Layer(name, float("nan"), float("nan"), why)
             return
         norm = self._found[1].norms.get(name) if name in self.stops else None
         if norm is not None and self._found[1].means[norm.mean] > 1:

@@ -87,7 +87,8 @@ def _gradients(
     try:
         value = _value(loss, model, batch)
         _check(value, f"{what}: {asked} on batch {number}")
-        found = torch.autograd.grad(value.sum(), list(weights.values()), allow_unused=True)
+        # the graph is retained: a model may cache a part of it for its next run
+        found = torch.autograd.grad(value.sum(), list(weights.values()), allow_unused=True, retain_graph=True)
     except SecateurError:
         raise
     except Exception as error:  # any code of the user's may run here

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from secateur.calibrate import Product, Watch, call, stakes
-from secateur.errors import CalibrationError
+from secateur.errors import CalibrationError, SecateurError
 from secateur.importance.batches import failed, studied
 
 _DOUBLE = 2**10  # summed elements up to which the inverse is in double precision
@@ -122,7 +122,15 @@ class Readers:
     @cached_property
     def _stakes(self) -> dict[tuple[str, int], Tensor]:
         with studied(self._model, "Reconstruction"):
-            return stakes(self._model, self._batches)
+            try:
+                return stakes(self._model, self._batches)
+            except SecateurError:
+                raise
+            except Exception as error:  # any code of the user's may run here
+                raise CalibrationError(
+                    f"Reconstruction: the model cannot be differentiated: {type(error).__name__}: {error}; "
+                    "Activation and Wanda are criteria that need no derivative"
+                ) from error
 
     @cached_property
     def _sizes(self) -> dict[str, int]:
