@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import Protocol
 
 import torch
@@ -43,16 +44,29 @@ class Part:
     `inverse` is the inverse of the columns' second moments (columns, columns), `weight` what they are multiplied with
     (outputs, columns), `owner` the position of each column, -1 for none.
 
-    When columns go, the inverse of what is left is the inverse before less a product `V Vᵀ`, a Cholesky step. Only
+    When columns go, the inverse of what is left is the inverse before less a product `Vᵀ V`, a Cholesky step. Only
     its diagonal blocks, one for each position, are ever asked for, and the columns that go: these are kept up to date,
-    and of the rest only the factor `V`.
+    and of the rest only the factor `V`. What no position owns is never asked for. Columns are held in the order of the
+    blocks; when half of them are gone, the problem begins anew with the others.
     """
 
     def __init__(self, inverse: Tensor, weight: Tensor, owner: Tensor) -> None:
-        self._inverse, self._weight = inverse, weight.to(inverse.dtype, copy=True)
-        self._factor = inverse.new_empty(int((owner >= 0).sum()), len(inverse))
+        blocks = _blocks(owner)
+        order = torch.cat([columns.flatten() for _, columns in blocks]) if blocks else owner.new_empty(0)
+        self._begin(inverse, weight.to(inverse.dtype).mT, order)
+        starts = torch.tensor([0, *(columns.numel() for _, columns in blocks)]).cumsum(0).tolist()
+        self._blocks = [
+            _Block(self._inverse, positions, slice(*span))
+            for (positions, _), span in zip(blocks, pairwise(starts), strict=True)
+        ]
+
+    def _begin(self, inverse: Tensor, weight: Tensor, order: Tensor) -> None:
+        """Hold some columns of an inverse and of (columns, outputs)."""
+        every = len(order) == len(inverse) and bool((order.diff() == 1).all())
+        self._inverse = inverse if every else inverse[order][:, order]
+        self._weight = weight[order].contiguous()
+        self._factor = self._inverse.new_empty(self._inverse.shape)
         self._filled = 0
-        self._blocks = [_Block(inverse, *block) for block in _blocks(owner)]
 
     def errors(self, left: Tensor) -> Tensor:
         """What the error grows by when each of the positions that are left goes by itself."""
@@ -60,40 +74,69 @@ class Part:
         for block in self._blocks:
             at, mine = block.among(left)
             if len(at):
-                weight = self._weight[:, block.columns[mine]].movedim(0, 2)  # positions, columns, outputs
-                total[at] += _explained(block.inner[mine], weight @ weight.mT)
+                total[at] += _explained(block.inner[mine], _squares(block.of(self._weight))[mine])
         return total
 
     def remove(self, positions: Tensor) -> None:
         """Let the others take over for some positions."""
-        gone = [block.columns[block.among(positions)[1]].flatten() for block in self._blocks]
-        columns = torch.cat(gone) if gone else torch.zeros(0, dtype=torch.long)
+        columns = torch.cat([block.where(positions) for block in self._blocks]) if self._blocks else positions[:0]
         if not len(columns):
             return
         before = self._factor[: self._filled]
         across = torch.addmm(self._inverse[columns], before[:, columns].mT, before, alpha=-1)
         root = _root(across[:, columns])
         step = torch.linalg.solve_triangular(root, across, upper=False)
-        self._weight -= torch.linalg.solve_triangular(root, self._weight[:, columns].mT, upper=False).mT @ step
-        self._weight[:, columns] = 0  # what is gone must not be reached again through rounding
+        self._weight -= step.mT @ torch.linalg.solve_triangular(root, self._weight[columns], upper=False)
+        self._weight[columns] = 0  # what is gone must not be reached again through rounding
         self._factor[self._filled : self._filled + len(columns)] = step
         self._filled += len(columns)
         for block in self._blocks:
-            part = step[:, block.columns].movedim(0, 2)
+            part = block.of(step.mT)
             block.inner -= part @ part.mT
+            block.gone[block.among(positions)[1]] = True
+        if 2 * self._filled > len(self._inverse):
+            self._halve()
+
+    def _halve(self) -> None:
+        """Begin anew with the columns that are left."""
+        stay = torch.cat([~block.gone.repeat_interleave(block.each) for block in self._blocks]).nonzero().flatten()
+        factor = self._factor[: self._filled, stay]
+        inverse = torch.addmm(self._inverse[stay][:, stay], factor.mT, factor, alpha=-1)
+        self._begin(inverse, self._weight[stay], torch.arange(len(stay)))
+        start = 0
+        for block in self._blocks:
+            start = block.shrink(start)
 
 
 class _Block:
-    """Positions with equally many columns, and the blocks that these have on the diagonal of an inverse."""
+    """Positions with equally many columns, one after the other, and their blocks on the diagonal of an inverse."""
 
-    def __init__(self, inverse: Tensor, positions: Tensor, columns: Tensor) -> None:
-        self.positions, self.columns = positions, columns
+    def __init__(self, inverse: Tensor, positions: Tensor, span: slice) -> None:
+        self.positions, self.gone, self._span = positions, torch.zeros(len(positions), dtype=torch.bool), span
+        self.each = (span.stop - span.start) // len(positions)
+        columns = torch.arange(span.start, span.stop).view(-1, self.each)
         self.inner = inverse[columns.unsqueeze(2), columns.unsqueeze(1)]
+
+    def of(self, rows: Tensor) -> Tensor:
+        """The rows of its columns, as (positions, columns of each, ...)."""
+        return rows[self._span].unflatten(0, (-1, self.each))
 
     def among(self, chosen: Tensor) -> tuple[Tensor, Tensor]:
         """Which of the chosen positions are here, and where here they are."""
         at = torch.isin(chosen, self.positions).nonzero().flatten()
         return at, torch.searchsorted(self.positions, chosen[at])
+
+    def where(self, chosen: Tensor) -> Tensor:
+        """The columns of the chosen positions."""
+        first = self._span.start + self.each * self.among(chosen)[1]
+        return (first.unsqueeze(1) + torch.arange(self.each)).flatten()
+
+    def shrink(self, start: int) -> int:
+        """Forget what is gone; the columns begin at `start` now. Where they end."""
+        self.positions, self.inner = self.positions[~self.gone], self.inner[~self.gone]
+        self.gone = self.gone[~self.gone]
+        self._span = slice(start, start + self.each * len(self.positions))
+        return self._span.stop
 
 
 def _blocks(owner: Tensor) -> list[tuple[Tensor, Tensor]]:
@@ -106,6 +149,13 @@ def _blocks(owner: Tensor) -> list[tuple[Tensor, Tensor]]:
         alike = sizes == size
         found.append((positions[alike], columns[starts[alike].unsqueeze(1) + torch.arange(size)]))
     return found
+
+
+def _squares(weight: Tensor) -> Tensor:
+    """`weight weightᵀ`, matrix by matrix."""
+    if weight.shape[1] == 1:
+        return torch.linalg.vector_norm(weight, dim=2, keepdim=True).square()
+    return weight @ weight.mT
 
 
 def _explained(inner: Tensor, squares: Tensor) -> Tensor:
