@@ -353,3 +353,36 @@ def test_a_layer_whose_inputs_lost_rows_is_left_and_named() -> None:
     assert "lost rows" in layers["positions"].note
     assert torch.equal(net.positions, before)
     assert layers["out.weight"].after < layers["out.weight"].before
+
+
+class Reading(nn.Module):
+    """Words and places are looked up; the last layer may be the table of words again."""
+
+    def __init__(self, tied: bool) -> None:
+        super().__init__()
+        self.words, self.places = nn.Embedding(11, 16), nn.Parameter(torch.randn(5, 16))
+        self.middle, self.last = nn.Linear(16, 16), nn.Linear(16, 11, bias=False)
+        if tied:
+            self.last.weight = self.words.weight
+
+    def forward(self, x):
+        return self.last(self.middle(self.words(x) + self.places).relu())
+
+
+@pytest.mark.parametrize("tied", [False, True])
+def test_only_what_is_multiplied_with_data_is_named_as_not_refitted(tied: bool) -> None:
+    torch.manual_seed(0)
+    net, x = Reading(tied), torch.randint(11, (40, 5))
+    if not tied:
+        torch.nn.utils.parametrizations.weight_norm(net.last)
+    compensate = sec.LeastSquares([x, x])
+    plan = sec.plan(sec.trace(net, x), sec.Ratio(0.5))
+    sec.apply(net, plan, compensate=compensate)
+    named = {note.split()[0]: note for note in compensate.outcome.notes if "not refitted" in note}
+    assert {"words.weight", "places"} & set(plan.kept)
+    if tied:
+        assert set(named) == {"words.weight"}
+        assert "more than one place" in named["words.weight"]
+    else:
+        assert set(named) == {"last.parametrizations.weight.original1"}
+        assert "made of it" in named["last.parametrizations.weight.original1"]

@@ -178,10 +178,13 @@ class Refit:
         return tuple(self._layers.values())
 
     def notes(self, plan: Plan) -> Iterator[str]:
-        """What was cut and not refitted, though it may read removed positions."""
-        for name in plan.kept:
-            if name not in self._met and len(plan.shapes[name]) > 1 and self._options.weights:
-                yield f"{name} was not refitted: it is used in ways other than products with data"
+        """What was cut and is multiplied with data, but was not refitted."""
+        found = self._found[0]
+        for name in plan.kept if self._options.weights else ():
+            if name in found.derived:
+                yield f"{name} was not refitted: data are multiplied with what is made of it, not with itself"
+            elif name in found.products and name not in self._met:
+                yield f"{name} was not refitted: it is used in more than one place"
 
 
 def _picked(whole: Product, kept: Mapping[int, Tensor]) -> Tensor | None:

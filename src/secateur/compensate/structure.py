@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from secateur.calibrate import Product, Watch, call
+from secateur.trace.capture import tensors_in
 
 aten = torch.ops.aten
 
@@ -24,7 +25,9 @@ _KEEP_ORDER = {
     aten.detach.default,
     aten.contiguous.default,
 }
+_WEIGHTS = {aten.mm.default: 1, aten.bmm.default: 1, aten.addmm.default: 2, aten.convolution.default: 1}
 _TAG = "_secateur_came"
+_MADE_OF = "_secateur_made_of"
 
 
 @dataclass(frozen=True)
@@ -65,6 +68,8 @@ class Structure:
     norms: dict[str, Norm] = field(default_factory=dict)
     residuals: dict[str, Residual] = field(default_factory=dict)
     means: Counter[str] = field(default_factory=Counter)  # how often each batch norm is used
+    derived: set[str] = field(default_factory=set)  # parameters that are not themselves multiplied with data, but
+    # what is made of them alone is: masked, normalised, put together
 
 
 def structure(model: nn.Module, example: Any) -> Structure:
@@ -93,12 +98,26 @@ class _Recorder:
 
     def _on_op(self, op: Any, args: Any, _kwargs: Any, run: Any) -> Any:
         came = [_came(arg) for arg in args[:2]]  # before an op in place changes it
+        made_of = self._made_of(op, args)
         out = run()
         self._ops += 1
         first = out[0] if isinstance(out, tuple | list) and out else out
         if isinstance(first, Tensor) and first.dtype.is_floating_point:
             first.__dict__[_TAG] = self._follow(op, args, came) or Came(self._ops)
+            first.__dict__[_MADE_OF] = made_of
         return out
+
+    def _made_of(self, op: Any, args: Any) -> frozenset[str]:
+        """The parameters of which alone an op makes something; what it multiplies data with is noted."""
+        found = {id(tensor): self._parts(tensor) for tensor in tensors_in(args)}
+        at = _WEIGHTS.get(op)
+        if at is not None and not self._parts(args[at - 1]):
+            self.found.derived |= found[id(args[at])]
+        return frozenset().union(*found.values()) if all(found.values()) else frozenset()
+
+    def _parts(self, tensor: Tensor) -> frozenset[str]:
+        name = self.watch.parameters.name(tensor)
+        return tensor.__dict__.get(_MADE_OF, frozenset()) if name is None else frozenset({name})
 
     def _follow(self, op: Any, args: Any, came: list[Came | None]) -> Came | None:
         if op in NORMS:
