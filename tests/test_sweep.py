@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import json
 import math
 from collections import Counter
 from collections.abc import Iterator
@@ -332,3 +333,11 @@ def test_a_model_without_values_is_refused() -> None:
         model = nn.Sequential(nn.Linear(8, 32), nn.ReLU(), nn.Linear(32, 4))
     with pytest.raises(sec.CalibrationError, match="a sweep: Sequential has tensors without values"):
         sweep(model, torch.zeros(1, 8, device="meta"), targets=[sec.Macs(0.5)])
+
+
+def test_scores_without_end_are_no_numbers_in_json() -> None:
+    net, x = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2)), torch.randn(9, 4)
+    forever = lambda context: torch.full((context.axis.size,), float("inf"))  # noqa: E731
+    found = sec.sweep(net, x, targets=[sec.Macs(0.5)], batches=[x], importance=forever)
+    assert found.curve[0].predicted == float("inf")
+    assert json.loads(json.dumps(found.to_data(), allow_nan=False))["curve"][0]["predicted"] is None

@@ -65,8 +65,12 @@ class Sweep:
     axes: tuple[Sensitivity, ...]
 
     def to_data(self) -> dict[str, Any]:
-        """The sweep as plain values, for JSON."""
-        return asdict(self)
+        """The sweep as plain values, for JSON; None for a prediction that is infinite."""
+        data = asdict(self)
+        for point in (*data["curve"], *(one["point"] for one in data["axes"] if one["point"])):
+            if math.isinf(point["predicted"]):
+                point["predicted"] = None
+        return data
 
 
 class OutputError:
