@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 
 import pytest
 import torch
 import torch.nn.functional as F
 from sklearn.datasets import load_digits
 from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
 
 import secateur as sec
 from secateur.errors import SecateurError
+from secateur.importance.batches import like
 
 
 class Block(nn.Module):
@@ -85,6 +88,50 @@ def test_the_same_data_give_the_same_model(digits) -> None:
     for model in (one, two):
         sec.compress(model, x[:1], sec.Macs(0.6), batches, timed=False)
     assert all(torch.equal(a, b) for a, b in zip(one.state_dict().values(), two.state_dict().values(), strict=True))
+
+
+def test_labels_are_left_out(digits) -> None:
+    net, x, _ = digits
+    plain, labelled = copy.deepcopy(net), copy.deepcopy(net)
+    sec.compress(plain, x[:1], sec.Macs(0.6), list(x[:128].split(64)), timed=False)
+    loader = DataLoader(TensorDataset(x[:128], torch.zeros(128)), batch_size=64)
+    sec.compress(labelled, x[:1], sec.Macs(0.6), loader, timed=False)
+    for a, b in zip(plain.state_dict().values(), labelled.state_dict().values(), strict=True):
+        assert torch.equal(a, b)
+
+
+def test_where_nothing_tells_what_the_inputs_are_the_error_does(digits) -> None:
+    net, x, _ = digits
+    pairs = [(x[:64], torch.zeros(64))]
+    plan = sec.plan(sec.trace(net, x[:1]), sec.Macs(0.6))
+    with pytest.raises(SecateurError, match="inputs for inputs, _ in loader"):
+        sec.apply(copy.deepcopy(net), plan, compensate=sec.LeastSquares(pairs))
+    with pytest.raises(SecateurError, match="inputs for inputs, _ in loader"):
+        sec.plan(sec.trace(net, x[:1]), sec.Macs(0.6), importance=sec.Reconstruction(pairs))
+
+
+@pytest.mark.parametrize(
+    ("example", "batch", "want"),
+    [
+        (torch.zeros(1), torch.ones(2), torch.ones(2)),
+        (torch.zeros(1), [torch.ones(2)], [torch.ones(2)]),
+        (torch.zeros(1), (torch.ones(2), 3), torch.ones(2)),
+        ((1, 2), (3, 4, 5), (3, 4)),
+        ({"a": 1}, {"a": 2, "b": 3}, {"a": 2}),
+        ({"a": 1}, ({"a": 2}, 3), {"a": 2}),
+        ({"a": 1, "c": 1}, {"a": 2}, {"a": 2}),  # what is missing is for the model to say
+    ],
+)
+def test_a_batch_is_cut_down_to_what_the_example_has(example, batch, want) -> None:
+    torch.testing.assert_close(like(example, batch), want)
+
+
+@pytest.mark.parametrize(("after", "said"), [(0.5, "2.00x faster"), (0.98, "no faster: "), (2.0, "2.00x slower: ")])
+def test_a_model_that_is_no_faster_is_said_to_be(digits, after: float, said: str) -> None:
+    net, x, _ = digits
+    report = sec.compress(copy.deepcopy(net), x[:1], sec.Macs(0.9), [x[:64]], timed=False)
+    timings = [dataclasses.replace(sec.latency(net, x[:1]), median=seconds) for seconds in (1.0, after)]
+    assert said in str(dataclasses.replace(report, latency=tuple(timings)))
 
 
 def test_whatever_goes_wrong_the_model_is_as_it_was(digits) -> None:

@@ -13,12 +13,14 @@ from secateur.apply import apply
 from secateur.compensate import LeastSquares, Outcome
 from secateur.errors import CalibrationError
 from secateur.importance import Importance, Reconstruction
-from secateur.importance.batches import each
+from secateur.importance.batches import each, like
 from secateur.latency import Timing, latency
 from secateur.plan import Plan, plan
 from secateur.plan.plan import Change
 from secateur.plan.targets import Target
 from secateur.trace import macs, trace, unwrap
+
+_FASTER = 1.05  # below this, the difference is noise
 
 
 @dataclass(frozen=True)
@@ -45,7 +47,7 @@ class Compressed:
         lines += [f"counted:   MACs {self.macs}, params {self.params}"]
         if self.latency is not None:
             before, after = (timing.median for timing in self.latency)
-            lines.append(f"measured:  {before * 1e3:.2f} ms → {after * 1e3:.2f} ms ({before / after:.2f}x faster)")
+            lines.append(f"measured:  {before * 1e3:.2f} ms → {after * 1e3:.2f} ms ({_speed(before / after)})")
         return "\n".join([*lines, f"took {self.seconds:.1f} s"])
 
 
@@ -74,18 +76,18 @@ def compress(
     >>> report.macs.after <= 0.5 * report.macs.before, report.compensation.after < report.compensation.before
     (True, True)
 
-    `batches` are a few hundred inputs as the model will see them, without labels: an iterable of examples, or a
-    function that makes one. Positions are ranked by what the model's output would lose when they go and the others
-    take over (`Reconstruction`), the target is spent where that costs least, the cut is verified, and then each layer
-    is refitted to what it put out before (`LeastSquares`). The keywords are those of `plan`, `LeastSquares` and
-    `apply`; `bias=True` gives layers without a bias one where that helps, a little beyond the budget; `timed=False`
-    skips measuring how long both models take.
+    `batches` are a few hundred inputs as the model will see them: an iterable of examples, or a function that makes
+    one. What the example does not have, such as the labels of a DataLoader, is left out. Positions are ranked by what
+    the model's output would lose when they go and the others take over (`Reconstruction`), the target is spent where
+    that costs least, the cut is verified, and then each layer is refitted to what it put out before (`LeastSquares`).
+    The keywords are those of `plan`, `LeastSquares` and `apply`; `bias=True` gives layers without a bias one where that
+    helps, a little beyond the budget; `timed=False` skips measuring how long both models take.
 
     All or nothing: whatever goes wrong, the model is as it was.
     """
     start = time.perf_counter()
     inner = unwrap(model)
-    data = list(each(batches, "compress"))
+    data = [like(example, batch) for batch in each(batches, "compress")]
     if any(tensor.is_meta for tensor in inner.parameters()):
         raise CalibrationError(
             f"compress: {type(inner).__name__} has tensors without values (on 'meta'); load them first"
@@ -107,6 +109,13 @@ def compress(
         why=_why(made, criterion),
         seconds=time.perf_counter() - start,
     )
+
+
+def _speed(times: float) -> str:
+    if times >= _FASTER:
+        return f"{times:.2f}x faster"
+    change = "no faster" if times > 1 / _FASTER else f"{1 / times:.2f}x slower"
+    return f"{change}: what takes the time on this machine is not what was cut; Latency(f) as the target cuts that"
 
 
 def _params(model: nn.Module) -> int:

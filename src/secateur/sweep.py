@@ -16,7 +16,7 @@ from secateur.calibrate import call
 from secateur.compensate import LeastSquares
 from secateur.errors import PlanError, SecateurError
 from secateur.importance import Importance, Magnitude, Reconstruction
-from secateur.importance.batches import each, studied
+from secateur.importance.batches import each, like, studied
 from secateur.plan import Plan, Ratio
 from secateur.plan.counts import components
 from secateur.plan.plan import make_plan
@@ -157,7 +157,7 @@ def sweep(
     """
     wanted = _wanted(targets, ratios)
     _check(axis_ratio, metric)
-    data = None if batches is None else list(each(batches, "sweep"))
+    data = None if batches is None else [like(example, batch) for batch in each(batches, "sweep")]
     graph = trace(model, example)
     run = _Run(model, metric or OutputError(model, [example] if data is None else data), data)
     if importance is None:

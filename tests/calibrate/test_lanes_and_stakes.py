@@ -10,7 +10,8 @@ from torch import nn
 
 import secateur as sec
 from secateur.calibrate import lanes, stakes
-from secateur.errors import CalibrationError
+from secateur.errors import CalibrationError, SecateurWarning
+from secateur.importance.readers import Readers
 
 
 def test_an_error_in_a_lane_reaches_whoever_advances_it() -> None:
@@ -108,16 +109,27 @@ def test_a_model_may_keep_a_part_of_its_graph() -> None:
         sec.plan(sec.trace(net, batches[0]), sec.Ratio(0.5), importance=criterion)
 
 
-def test_what_cannot_be_differentiated_is_named() -> None:
-    class Once(torch.autograd.Function):
+def test_where_there_is_no_derivative_each_layer_counts_the_same() -> None:
+    class Exp(torch.autograd.Function):
         @staticmethod
         def forward(ctx, x):
             return x.exp()
 
     class Net(nn.Sequential):
         def forward(self, x):
-            return self[1](Once.apply(self[0](x)))
+            return self[2](Exp.apply(self[1](self[0](x).relu())))
 
-    net = Net(nn.Linear(3, 8), nn.Linear(8, 2))
-    with pytest.raises(CalibrationError, match="cannot be differentiated"):
-        sec.plan(sec.trace(net, torch.zeros(1, 3)), sec.Ratio(0.5), importance=sec.Reconstruction([torch.randn(4, 3)]))
+    torch.manual_seed(0)
+    net, batches = Net(nn.Linear(3, 8), nn.Linear(8, 6), nn.Linear(6, 2)), [torch.randn(64, 3)]
+    readers = Readers(net, batches)
+    with pytest.warns(SecateurWarning, match="cannot be differentiated"):
+        found = readers.of({"1.weight", "2.weight"})
+    outputs = [net[0](batches[0]).relu() @ net[1].weight.T, net[1](net[0](batches[0]).relu()).exp() @ net[2].weight.T]
+    for name, out in zip(("1.weight", "2.weight"), outputs, strict=True):
+        want = 1 / out.double().var(0, correction=0).sum()
+        torch.testing.assert_close(found[name][0].stakes, want.expand(1, out.shape[1]), rtol=1e-4, atol=0)
+    before = net(batches[0])
+    with pytest.warns(SecateurWarning, match="cannot be differentiated"):
+        report = sec.compress(net, batches[0], sec.Macs(0.6), batches, timed=False)
+    assert report.compensation.after < report.compensation.before
+    assert net(batches[0]).shape == before.shape

@@ -1,4 +1,4 @@
-"""Experts run on a kernel that takes only some widths: a cut to another one is refused, with the remedy."""
+"""Experts run on a kernel that takes only some widths: a plan keeps to them, and verification refuses any other."""
 
 from __future__ import annotations
 
@@ -17,16 +17,30 @@ def mixtral():
     return MixtralForCausalLM(MixtralConfig(vocab_size=99, num_key_value_heads=2, num_local_experts=4, **WIDTHS)).eval()
 
 
-def test_a_width_that_experts_cannot_run_with_is_refused() -> None:
+@pytest.mark.parametrize("target", [sec.Ratio(0.3), sec.Params(0.77), sec.Macs(0.61)], ids=str)
+def test_plans_keep_to_widths_that_experts_run_with(target) -> None:
+    model, example = mixtral(), {"input_ids": torch.randint(0, 99, (2, 8))}
+    plan = sec.plan(sec.trace(model, example), target)
+    sec.apply(model, plan)
+    widths = {n for name, p in model.named_parameters() if "experts" in name for n in p.shape[-2:]}
+    assert all(width % 4 == 0 for width in widths)
+    assert widths != {64, 128, 256}
+    assert torch.isfinite(model(**example).logits).all()
+
+
+def test_half_precision_asks_for_twice_as_many() -> None:
+    model, example = mixtral().bfloat16(), {"input_ids": torch.randint(0, 99, (2, 8))}
+    sizes = {len(axis.keep) for axis in sec.plan(sec.trace(model, example), sec.Ratio(0.3)).axes if axis.size > 32}
+    assert sizes
+    assert all(size % 8 == 0 for size in sizes)
+
+
+def test_any_other_width_is_refused() -> None:
     model, example = mixtral(), {"input_ids": torch.randint(0, 99, (2, 8))}
     want = model(**example).logits
-    plan = sec.plan(sec.trace(model, example), sec.Ratio(0.3))
-    with pytest.raises(VerifyError, match="round_to=4"):
+    graph = sec.trace(model, example)
+    graph.sizes.constraints = [one for one in graph.sizes.constraints if "% 4" not in str(one)]
+    plan = sec.plan(graph, sec.Ratio(0.3))
+    with pytest.raises(VerifyError, match="multiples of 4"):
         sec.apply(model, plan)
     assert torch.equal(model(**example).logits, want)
-
-
-def test_with_the_remedy_the_cut_model_runs() -> None:
-    model, example = mixtral(), {"input_ids": torch.randint(0, 99, (2, 8))}
-    sec.apply(model, sec.plan(sec.trace(model, example), sec.Ratio(0.3), round_to=4))
-    assert torch.isfinite(model(**example).logits).all()

@@ -19,7 +19,7 @@ from secateur.compensate.refit import Refit
 from secateur.compensate.repeated import repeated
 from secateur.compensate.structure import Structure, structure
 from secateur.errors import CalibrationError, SecateurError, SecateurWarning
-from secateur.importance.batches import each
+from secateur.importance.batches import because, each
 from secateur.plan.plan import Plan
 from secateur.progress import progress
 from secateur.surgery import named_tensors
@@ -68,9 +68,7 @@ class Compensation:
             except (SecateurError, KeyboardInterrupt):
                 raise
             except Exception as error:  # any code of the user's may run here
-                raise CalibrationError(
-                    f"{what}: the model failed on the batches: {type(error).__name__}: {error}"
-                ) from error
+                raise CalibrationError(f"{what}: the model failed on the batches: {because(error)}") from error
         if self.outcome.taken_back:
             warnings.warn(f"{what}: {self.outcome.notes[-1]}", SecateurWarning, stacklevel=4)
         return self.outcome

@@ -38,6 +38,24 @@ def each(batches: Any, what: str) -> Iterator[Any]:
         )
 
 
+def like(example: Any, batch: Any) -> Any:
+    """A batch without what the example does not have: labels behind the inputs, further entries of a dict.
+
+    >>> like(torch.zeros(1, 4), (torch.ones(8, 4), "labels")).shape
+    torch.Size([8, 4])
+    >>> sorted(like({"ids": 1, "mask": 1}, {"ids": 2, "mask": 2, "labels": 2}))
+    ['ids', 'mask']
+    """
+    several = isinstance(batch, tuple | list)
+    if isinstance(example, tuple | list):
+        return tuple(batch[: len(example)]) if several else batch
+    if several and len(batch) > 1 and isinstance(batch[0], Mapping if isinstance(example, Mapping) else Tensor):
+        batch = batch[0]
+    if isinstance(example, Mapping) and isinstance(batch, Mapping) and example.keys() <= batch.keys():
+        return {name: batch[name] for name in example}
+    return batch
+
+
 @contextmanager
 def studied(model: nn.Module, what: str) -> Iterator[None]:
     """The model in eval mode; afterwards it is as it was, and so are the values of its buffers."""
@@ -58,4 +76,14 @@ def studied(model: nn.Module, what: str) -> Iterator[None]:
 
 def failed(what: str, number: int, asked: str, error: Exception) -> CalibrationError:
     """The error for a batch that the user's own code did not take."""
-    return CalibrationError(f"{what}: {asked} failed on batch {number}: {type(error).__name__}: {error}")
+    return CalibrationError(f"{what}: {asked} failed on batch {number}: {because(error)}")
+
+
+def because(error: Exception) -> str:
+    """An error of the user's own code in one line, with what to do about the usual one."""
+    text = f"{type(error).__name__}: {error}"
+    if isinstance(error, TypeError) and "positional argument" in text:
+        text += (
+            ". A batch is what the model is called with: of inputs and labels, give [inputs for inputs, _ in loader]"
+        )
+    return text

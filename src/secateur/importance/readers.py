@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
@@ -11,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from secateur.calibrate import Product, Watch, call, stakes
-from secateur.errors import CalibrationError, SecateurError
+from secateur.errors import CalibrationError, SecateurWarning
 from secateur.importance.batches import failed, studied
 
 _DOUBLE = 2**10  # summed elements up to which the inverse is in double precision
@@ -120,17 +121,18 @@ class Readers:
         return chosen
 
     @cached_property
-    def _stakes(self) -> dict[tuple[str, int], Tensor]:
+    def _stakes(self) -> dict[tuple[str, int], Tensor] | None:
         with studied(self._model, "Reconstruction"):
             try:
                 return stakes(self._model, self._batches)
-            except SecateurError:
-                raise
             except Exception as error:  # any code of the user's may run here
-                raise CalibrationError(
-                    f"Reconstruction: the model cannot be differentiated: {type(error).__name__}: {error}; "
-                    "Activation and Wanda are criteria that need no derivative"
-                ) from error
+                warnings.warn(
+                    f"Reconstruction: the model cannot be differentiated, so each layer counts the same, whatever its "
+                    f"part in the output ({type(error).__name__}: {error})",
+                    SecateurWarning,
+                    stacklevel=2,
+                )
+                return None
 
     @cached_property
     def _sizes(self) -> dict[str, int]:
@@ -167,10 +169,16 @@ class Readers:
                     raise CalibrationError(
                         f"Reconstruction: what {name} is multiplied with is not finite; are there NaN weights or data?"
                     )
-                own = self._stakes.get((name, offset))
-                if own is not None and own.shape == reader.weight.shape[:2]:
-                    reader.stakes = own
+                reader.stakes = self._stake(reader, offset)
         return {name: list(parts.values()) for name, parts in found.items()}
+
+    def _stake(self, reader: Reader, offset: int) -> Tensor:
+        """How much each output matters: to the model's, or else to all outputs of the layer."""
+        if self._stakes is None:
+            even = replace(reader, stakes=torch.ones(reader.weight.shape[:2], dtype=torch.float64))
+            return even.stakes / even.effects().sum().clamp_min(1e-30)
+        own = self._stakes.get((reader.name, offset))
+        return reader.stakes if own is None or own.shape != reader.weight.shape[:2] else own
 
     def _run(self, on_product: Callable[[Product, int], None], batches: Sequence[Any]) -> None:
         """All products in runs of the model, with the number of the batch."""

@@ -13,7 +13,8 @@ from secateur.trace.graph import Axis
 Counts = Mapping[Axis, int]
 
 _RUNGS = 64  # steps in which an axis is cut at most; what the last one overshoots is given back
-_EXCHANGES = 64
+_EXCHANGES = 64, 2048  # that are tried of each size: at most, and over all ladders
+_STEPS = (-1, 1, -2, 2, -4, 4)  # up and down a ladder, that others are adjusted to
 _AHEAD = 32  # steps to look ahead where a cost has stairs
 
 
@@ -91,29 +92,40 @@ class Allocation:
                 heapq.heappush(heap, (price[0], i))
         return not any(self._over())
 
-    def climb(self) -> None:
-        """Step back up where that fits, the most important for its cost first."""
+    def climb(self, but: int = -1) -> None:
+        """Step back up where that fits, the most important for its cost first; on all ladders `but` one."""
         for i in sorted(range(len(self._ladders)), key=self._worth, reverse=True):
-            while self._at[i] and self._fits(self._ladders[i][self._at[i] - 1].counts):
+            while i != but and self._at[i] and self._fits(self._ladders[i][self._at[i] - 1].counts):
                 self._move(i, self._at[i] - 1)
 
     def exchange(self) -> None:
-        """Step up on one ladder and pay with steps down others, as long as less is lost that way."""
-        barren: set[int] = set()
-        for _ in range(_EXCHANGES):
-            open_ = [i for i in range(len(self._ladders)) if self._at[i] and i not in barren]
-            if not open_:
-                return
-            i = max(open_, key=self._worth)
-            before = (self.lost, dict(self.counts), list(self._at), list(self._costs))
-            self._move(i, self._at[i] - 1)
-            self._ends[i] = self._at[i] + 1
-            if self.descend():
-                self.climb()
-            self._ends[i] = len(self._ladders[i])
-            if any(self._over()) or self.lost >= before[0]:
-                _, self.counts, self._at, self._costs = before
-                barren.add(i)
+        """Step up on one ladder and pay with steps down others, or the other way round, as long as less is lost."""
+        for step in _STEPS:
+            barren: set[int] = set()
+            for _ in range(min(_EXCHANGES[0], _EXCHANGES[1] // len(self._ladders))):
+                open_ = [i for i in range(len(self._ladders)) if i not in barren and self._has(i, self._at[i] + step)]
+                if not open_:
+                    break
+                i = max(open_, key=lambda i: -step * self._worth(i, step))
+                before = (self.lost, dict(self.counts), list(self._at), list(self._costs))
+                self._exchanged(i, step)
+                if any(self._over()) or self.lost >= before[0]:
+                    _, self.counts, self._at, self._costs = before
+                    barren.add(i)
+
+    def _exchanged(self, i: int, step: int) -> None:
+        """A step on one ladder, and others adjusted to it."""
+        self._move(i, self._at[i] + step)
+        if step > 0:
+            self.climb(but=i)
+            return
+        self._ends[i] = self._at[i] + 1
+        if self.descend():
+            self.climb()
+        self._ends[i] = len(self._ladders[i])
+
+    def _has(self, i: int, rung: int) -> bool:
+        return 0 <= rung < len(self._ladders[i])
 
     def _over(self) -> list[float]:
         """By how much each limit is exceeded."""
@@ -144,13 +156,13 @@ class Allocation:
                 best = min(best, (price, rung)) if best else (price, rung)
         return best
 
-    def _worth(self, i: int) -> float:
-        """The importance that the last step down a ladder lost for what it saved."""
-        if not self._at[i]:
+    def _worth(self, i: int, step: int = -1) -> float:
+        """The importance between a rung and the next for what lies between them in cost; up a ladder, or down."""
+        if not self._has(i, self._at[i] + step):
             return -1.0
-        here, back = (self._ladders[i][self._at[i] - n] for n in (0, 1))
-        cost = -sum(limit.saving(self.counts, back.counts) / max(limit.limit, 1e-30) for limit in self._limits)
-        return (here.lost - back.lost) / cost if cost > 0 else float("inf")
+        here, there = self._ladders[i][self._at[i]], self._ladders[i][self._at[i] + step]
+        cost = step * sum(limit.saving(self.counts, there.counts) / max(limit.limit, 1e-30) for limit in self._limits)
+        return step * (there.lost - here.lost) / cost if cost > 0 else float("inf")
 
 
 def allocate(ladders: Sequence[Ladder], limits: Sequence[Limit]) -> dict[Axis, int] | None:

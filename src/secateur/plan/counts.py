@@ -22,9 +22,19 @@ def settle_group(
     sizes: Sizes, atoms: Sequence[Atom], constraints: Sequence[Constraint], wanted: Mapping[Atom, int]
 ) -> dict[Atom, int]:
     """The same for axes whose counts depend on each other and on no others."""
+    wanted = {**wanted, **{atom: _allowed(sizes, atom, constraints, wanted[atom]) for atom in atoms if atom in wanted}}
     if all(sizes.holds(c, wanted) for c in constraints):
         return {atom: wanted[atom] for atom in atoms if atom in wanted}
     return _search(sizes, atoms, constraints, wanted)
+
+
+def _allowed(sizes: Sizes, atom: Atom, constraints: Sequence[Constraint], wanted: int) -> int:
+    """The wanted count, or the next above it that an axis may have whatever the others have."""
+    own = [c for c in constraints if sizes.atoms_of(c.left, c.right) == [atom]]
+    if not own:
+        return wanted
+    counts = range(wanted, atom.size)
+    return next((n for n in counts if all(sizes.holds(c, {atom: n}) for c in own)), atom.size)
 
 
 def components(sizes: Sizes) -> list[tuple[list[Atom], list[Constraint]]]:

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from secateur.axes import Atom, Concat, Layout, atoms, constant, fix, free_atoms, pieces, resolve, unify, why_fixed
 from secateur.trace import registry
-from secateur.trace.sizes import Dim, Expr, Lit, Place, Size, expr_of, plain
+from secateur.trace.sizes import Dim, Expr, Lit, Op, Place, Size, expr_of, plain
 from secateur.trace.steps import Step, step
 from secateur.trace.value import Call, Value
 
@@ -134,7 +134,7 @@ class Tracer:
                 if self.known(tensor) is None or not any(tensor is t for t in flat):
                     self.bind(tensor, Value([Atom(n, reason) for n in tensor.shape]))
             return
-        call = Call(self, op, [tuple(t.shape) for t in tensors])
+        call = Call(self, op, tensors)
         found = registry.rule_for(op)
         if not seen and takes_sizes(op):
             call.opaque(*values, reason="called from where its sizes cannot be seen")
@@ -158,7 +158,7 @@ class Tracer:
     def run_function_rule(self, rule: Any, func: Any, args: Any, kwargs: dict[str, Any], out: Any) -> None:
         """Apply the rule of a torch function that has just run as a whole."""
         tensors = tensors_among(out if isinstance(out, tuple | list) else (out,))
-        call = Call(self, func, [tuple(t.shape) for t in tensors])
+        call = Call(self, func, tensors)
         call.name = func.__name__
         self.steps.append(step(func, args, kwargs, self.value))
         result = rule(call, *self._lift(args), **{k: self._lift(v) for k, v in kwargs.items()})
@@ -304,6 +304,12 @@ class Tracer:
         """How a layout's size compares must stay as it is."""
         if not constant(resolve(layout)):
             self.comparisons.append(Comparison(symbol, Dim(layout), expr_of(size), outcome, self.where()))
+
+    def multiple(self, layout: Layout, of: int) -> None:
+        """A kernel takes only multiples of a number, if it was given one."""
+        if not constant(resolve(layout)) and layout.size % of == 0:
+            rest = Op("%", Dim(layout), Lit(of))
+            self.comparisons.append(Comparison("==", rest, Lit(0), True, self.where()))
 
     def account(self, name: str, given: Any) -> None:
         """At the end of a call: a new axis that is neither explained nor one of what was given must stay whole."""

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
+from torch import Tensor
+
 from secateur.axes import Atom, Layout, constant, fix, leak, note, resolve, unify
 
 if TYPE_CHECKING:
@@ -74,13 +76,14 @@ class Value:
 class Call:
     """One op of the tracing run, as a rule sees it."""
 
-    __slots__ = ("name", "op", "outs", "summed", "tracer")
+    __slots__ = ("itemsize", "name", "op", "outs", "summed", "tracer")
 
-    def __init__(self, tracer: Tracer, op: Any, outs: Sequence[tuple[int, ...]]) -> None:
+    def __init__(self, tracer: Tracer, op: Any, outs: Sequence[Tensor]) -> None:
         self.tracer = tracer
         self.op = op
         self.name = str(op).removeprefix("aten.").partition(".")[0]
-        self.outs = outs  # the shapes of the outputs
+        self.outs = [tuple(out.shape) for out in outs]
+        self.itemsize = outs[0].dtype.itemsize if outs else 1  # bytes of an element of the first output
         self.summed: list[tuple[Layout, frozenset[str] | None]] = []  # dimension, and the weights that read it
 
     @property

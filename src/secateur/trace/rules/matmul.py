@@ -12,6 +12,8 @@ from secateur.trace.value import Call, Value
 
 aten = torch.ops.aten
 
+_GROUPED_BYTES = 16  # the rows of what experts multiply are multiples of this
+
 
 @rule(aten.mm.default)
 def mm(call: Call, a: Value, b: Value) -> Value:
@@ -93,6 +95,8 @@ def grouped_mm(call: Call, a: Value, b: Value, ends: Value | None = None, *_: An
     call.fix(a.dims[0], "experts are chosen by data")
     call.fix(b.dims[0], "experts are chosen by data")
     hint(b.dims[0], "experts")
+    for width in (a.dims[1], b.dims[2]):
+        call.tracer.multiple(width, max(1, _GROUPED_BYTES // call.itemsize))
     call.tracer.cost(call, a.dims[0], a.dims[1], b.dims[2])
     return Value([a.dims[0], b.dims[2]], [a.is_zero(0), b.is_zero(2)])
 
