@@ -222,7 +222,7 @@ class LeastSquares(Compensation):
     Layer by layer, in the order in which they run, every weight that is multiplied with data is solved for anew: its
     inputs are those of the cut model so far, its outputs should be those of the uncut model. Where the result is added
     to a residual stream, it also makes up for what that stream is off. `ridge`, a share of the inputs' mean square,
-    holds weights near what they were; up to a hundred times as much, if a fit to half of the batches then does better
+    holds weights near what they were; up to a thousand times as much, if a fit to half of the batches then does better
     on the other half. A layer without a bias gets one where positions that it reads are gone and no
     batch norm follows (`bias=False`: none does). Batch norms that do not follow a refitted layer get the mean and
     variance of the batches (`statistics=False`: they stay).
