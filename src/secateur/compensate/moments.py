@@ -125,7 +125,12 @@ def fitted(whole: Moments, folds: Sequence[Moments], start: Tensor, ridge: float
         halves = [half.some(every) for half in halves]
         halves = [half.single() if half.xx.shape[2] > _DOUBLE else half for half in halves]
         some = start[:, every]
-        ridge = min((ridge * times for times in _TIMES), key=lambda one: _across(halves, some, one, shift))
+        least = float("inf")
+        for one in [ridge * times for times in _TIMES]:
+            error = _across(halves, some, one, shift)
+            if not error < least:  # nor would it be with more
+                break
+            ridge, least = one, error
     return whole.solve(start, ridge, shift)
 
 
