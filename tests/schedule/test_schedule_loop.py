@@ -202,7 +202,8 @@ def test_real_recovery():
     assert found.rounds[0].after > 0.9
     assert found.rounds[-1].macs <= 0.3 * found.rounds[0].macs
     assert found.rounds[-1].after > found.rounds[0].after - 0.03
-    assert found.rounds[1].before < found.rounds[1].after
+    worst = min(found.rounds, key=lambda r: r.before)
+    assert worst.before < found.rounds[0].after - 0.03 < worst.after
 
 
 class Stop(BaseException):
