@@ -42,13 +42,14 @@ def _rows(task: Task, records: list[Record]) -> Iterable[str]:
     for factor in sorted({r["factor"] for r in records if r["stage"] == "cut"}):
         mine = [r for r in records if r.get("factor") == factor]
         stage, rival = _rival(mine)
+        none = "none could" if any(r["library"] != "secateur" for r in mine) else "not measured"
         for ours in (OURS.name, TIMELY.name):
             if any(r["method"] == ours and r["stage"] == "cut" for r in mine):
                 extra = "" if ours == OURS.name else " and in time"
                 shown = (("cut", ours), (stage, rival), ("tuned", ours), ("tuned", rival))
                 scores = [_mean(task, mine, *what) for what in shown]
                 cells = [f"{task.name}{extra}", f"{factor:.2f}x {task.quantity}", dense, *scores]
-                yield f"| {' | '.join([*cells, _speed(mine, ours), rival or 'none could'])} |"
+                yield f"| {' | '.join([*cells, _speed(mine, ours), rival or none])} |"
 
 
 def _rival(records: list[Record]) -> tuple[str, str | None]:
