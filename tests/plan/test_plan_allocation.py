@@ -98,3 +98,7 @@ def test_multiples_are_kept() -> None:
 def test_unknown_scopes_are_refused() -> None:
     with pytest.raises(PlanError, match="scope"):
         sec.plan(chain(4, 6, 3), sec.Macs(0.5), scope="everywhere")
+
+
+def test_where_nothing_may_be_cut_a_budget_that_holds_asks_for_nothing() -> None:
+    assert sec.plan(chain(4, 3), sec.Macs(1.0)).axes == ()

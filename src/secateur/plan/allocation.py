@@ -102,7 +102,7 @@ class Allocation:
         """Step up on one ladder and pay with steps down others, or the other way round, as long as less is lost."""
         for step in _STEPS:
             barren: set[int] = set()
-            for _ in range(min(_EXCHANGES[0], _EXCHANGES[1] // len(self._ladders))):
+            for _ in range(min(_EXCHANGES[0], _EXCHANGES[1] // max(1, len(self._ladders)))):
                 open_ = [i for i in range(len(self._ladders)) if i not in barren and self._has(i, self._at[i] + step)]
                 if not open_:
                     break
