@@ -3,11 +3,13 @@ PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
+OLDEST := .venv-oldest
+ECOSYSTEM := .venv-ecosystem
 
 export HF_HUB_OFFLINE := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test lint docs zoo fuzz bench bench-masks bench-ao bench-trace bench-cut bench-accuracy clean
+.PHONY: help setup demo test test-oldest ecosystem lint docs zoo fuzz bench bench-masks bench-ao bench-trace bench-cut bench-scale bench-accuracy bench-recovery bench-sparse-training clean
 
 help: ## explain every target
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-14s %s\n", $$1, $$2}'
@@ -29,6 +31,21 @@ lint: setup ## ruff and mypy
 test: lint ## lint, type-check, run the tests and the examples of every docstring
 	$(BIN)/pytest -n 2
 
+test-oldest: $(OLDEST)/.ready ## run the tests with the oldest torch that the library takes (installs several GB)
+	$(OLDEST)/bin/pytest -n 2
+$(OLDEST)/.ready: pyproject.toml constraints-oldest.txt
+	$(PYTHON) -m venv $(OLDEST)
+	$(OLDEST)/bin/pip install -q -c constraints-oldest.txt -e '.[test,bench]'
+	touch $@
+
+ecosystem: $(ECOSYSTEM)/.ready ## cut models in the libraries around: PEFT, Lightning, diffusers, … (an environment of its own)
+	YOLO_OFFLINE=1 YOLO_AUTOINSTALL=false $(ECOSYSTEM)/bin/pytest -m ecosystem -rs tests/ecosystem
+$(ECOSYSTEM)/.ready: pyproject.toml constraints.txt requirements-ecosystem.txt
+	$(PYTHON) -m venv $(ECOSYSTEM)
+	$(ECOSYSTEM)/bin/pip install -q -c constraints.txt -e '.[test]'
+	$(ECOSYSTEM)/bin/pip install -q --no-deps -r requirements-ecosystem.txt
+	touch $@
+
 docs: setup ## build the documentation into site/
 	$(BIN)/pip install -q -c constraints.txt -e '.[docs]'
 	$(BIN)/mkdocs build --strict
@@ -36,8 +53,8 @@ docs: setup ## build the documentation into site/
 zoo: setup ## the whole model zoo (slow)
 	$(BIN)/pytest -m 'zoo or not zoo' -n 2 -rP tests/zoo
 
-fuzz: setup ## many thousands of random networks, cut and checked (slow)
-	SECATEUR_FUZZ=5000 $(BIN)/pytest -n 2 tests/fuzz
+fuzz: setup ## many thousands of new random networks and layouts; what fails is kept in tests/fuzz/cases (slow)
+	SECATEUR_FUZZ=5000 $(BIN)/pytest --timeout 36000 -n 2 tests/fuzz tests/axes
 
 bench: bench-masks bench-ao bench-trace bench-cut ## every benchmark, side by side with the peers
 
@@ -53,9 +70,31 @@ bench-trace: setup ## tracing: beside the bare run and Torch-Pruning
 bench-cut: setup ## cutting: beside Torch-Pruning
 	$(BIN)/python benchmarks/engine.py cut
 
+bench-scale: setup ## plans of models with up to 671 billion parameters, and a checkpoint cut file by file
+	$(BIN)/python benchmarks/scale.py
+
 bench-accuracy: setup ## accuracy after a cut, beside Torch-Pruning: hours; ARGS=--quick or ARGS="--only resnet56" for less
 	$(BIN)/pip install -q -c constraints.txt -e '.[accuracy]'
 	$(BIN)/python -m benchmarks.accuracy $(ARGS)
 
-clean: ## remove the virtual environment and caches
-	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis build site src/*.egg-info
+bench-recovery: setup ## how much of a cut comes back in a given time, beside Torch-Pruning; ARGS="--minutes 15"
+	$(BIN)/pip install -q -c constraints.txt -e '.[accuracy]'
+	$(BIN)/python benchmarks/recovery.py $(ARGS)
+
+bench-sparse-training: setup ## RigL, SET, GMP and a static mask at equal steps on Fashion-MNIST
+	$(BIN)/python benchmarks/sparse_training.py $(ARGS)
+
+.PHONY: bench-sparse
+bench-sparse: setup ## zeros in one shot beside SparseGPT, Wanda, RIA, magnitude: hours; ARGS="speed" or ARGS="vision" for a part
+	$(BIN)/pip install -q -c constraints.txt -e '.[accuracy]'
+	$(if $(ARGS),$(BIN)/python -m benchmarks.sparse $(ARGS),for part in speed vision language; do $(BIN)/python -m benchmarks.sparse $$part || exit 1; done)
+
+.PHONY: dist
+dist: setup ## build the wheel and the source package; install the wheel elsewhere and run the README's example
+	rm -rf build dist
+	$(BIN)/pip install -q -c constraints.txt build
+	$(BIN)/python -m build
+	$(BIN)/python tools/check_dist.py dist/*.whl
+
+clean: ## remove the virtual environment, caches and what was built
+	rm -rf $(VENV) $(OLDEST) $(ECOSYSTEM) .pytest_cache .mypy_cache .ruff_cache .hypothesis build dist site src/*.egg-info

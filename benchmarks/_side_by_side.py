@@ -1,6 +1,7 @@
 """Measure one thing in a process of its own, and compare it between libraries."""
 
 import json
+import os
 import re
 import statistics
 import subprocess
@@ -30,9 +31,13 @@ def load_torchvision() -> Any:
     return torchvision
 
 
-def in_own_process(script: str, *arguments: str) -> dict[str, Any]:
-    """What `script` prints last, as JSON, when it is run with `arguments` in a fresh process."""
-    done = subprocess.run([sys.executable, script, *arguments], capture_output=True, text=True)
+def in_own_process(script: str | Path, *arguments: str, source: Path | None = None) -> dict[str, Any]:
+    """What `script` prints last, as JSON, when it is run with `arguments` in a fresh process.
+
+    With `source`, the library is imported from that folder.
+    """
+    env = os.environ if source is None else {**os.environ, "PYTHONPATH": str(source)}
+    done = subprocess.run([sys.executable, script, *arguments], capture_output=True, text=True, env=env)
     if done.returncode != 0:
         raise SystemExit(f"{' '.join(arguments)} failed:\n{done.stderr}")
     result: dict[str, Any] = json.loads(done.stdout.strip().splitlines()[-1])

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import ast
+import importlib
 import inspect
+import pkgutil
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -18,23 +21,13 @@ from secateur import prune
 ROOT = Path(secateur.__file__).parent
 FILES = sorted(ROOT.rglob("*.py"))
 
-# Which parts of the package each part may use. Imports point one way, from the algebra up.
-MAY_USE = {
-    "errors": set(),
-    "axes": {"errors"},
-    "nn": {"errors"},
-    "trace": {"errors", "axes", "nn"},
-    "progress": {"errors"},
-    "calibrate": {"errors", "nn", "trace"},
-    "importance": {"errors", "progress", "axes", "nn", "trace", "calibrate"},
-    "plan": {"errors", "axes", "nn", "trace", "importance"},
-    "surgery": {"errors", "axes", "nn", "trace", "importance", "plan"},
-    "verify": {"errors", "axes", "nn", "trace", "importance", "plan", "surgery"},
-    "compensate": {"errors", "progress", "trace", "calibrate", "importance", "plan", "surgery"},
-    "latency": {"errors", "progress", "axes", "trace", "importance", "plan", "surgery"},
-    "prune": {"errors"},  # masks stand beside the engine
-}
-ENGINE = {*MAY_USE, "apply", "compress", "io", "schedule", "sweep", "difference", "onnx", "report"} - {"prune"}
+# Which rooms each room may use, as the page for people says it; what is not named there does not exist.
+ROWS = re.findall(
+    r"^\| `(\w+)(?:/|\.py)` \|.*\|([^|]*)\|$", (ROOT.parents[1] / "ARCHITECTURE.md").read_text(), re.MULTILINE
+)
+EVERYWHERE = {"errors", "compat", "progress"}
+MAY_USE = {room: EVERYWHERE | set(re.findall(r"\w+", named)) for room, named in ROWS}
+MAY_USE |= {"errors": set(), "compat": {"errors"}, "progress": {"errors"}}
 
 
 def part_of(file: Path) -> str:
@@ -64,18 +57,33 @@ def test_imports_point_one_way(part: str) -> None:
     assert {str(f.relative_to(ROOT)): used(f) - MAY_USE[part] for f in files if used(f) - MAY_USE[part]} == {}
 
 
-def test_masks_sparsifiers_and_the_command_are_used_by_nothing_in_the_engine() -> None:
-    beside = {"prune", "ao", "cli", "demo"}
-    assert [str(f.relative_to(ROOT)) for f in FILES if part_of(f) in ENGINE and used(f) & beside] == []
+def test_rooms_use_those_above_them() -> None:
+    order = [room for room, _ in ROWS]
+    for at, (room, named) in enumerate(ROWS):
+        assert set(re.findall(r"\w+", named)) <= set(order[:at]), f"{room} may use a room below it"
 
 
 def test_every_part_has_its_place() -> None:
-    known = {*ENGINE, "prune", "ao", "cli", "demo", "__init__", "__main__"}
+    known = {*MAY_USE, "__init__", "__main__"}
     assert {part_of(file) for file in FILES} - known == set()
+
+
+def test_no_name_hides_a_module() -> None:
+    """`import secateur.planning` gives the room, never a function of the same name."""
+    names = [info.name for info in pkgutil.walk_packages(secateur.__path__, "secateur.") if "__main__" not in info.name]
+    modules = {name: importlib.import_module(name) for name in names}
+    homes = {name: importlib.import_module(name.rpartition(".")[0]) for name in names}
+    assert [name for name in names if getattr(homes[name], name.rpartition(".")[2]) is not modules[name]] == []
 
 
 def test_the_algebra_knows_no_torch() -> None:
     assert [f.name for f in FILES if part_of(f) == "axes" and any(n.startswith("torch") for n in imported(f))] == []
+
+
+def test_ops_are_named_in_one_room() -> None:
+    """What is known of an op is in its record; others ask for a part of it."""
+    naming = {str(f.relative_to(ROOT)) for f in FILES if "secateur.compat.aten" in imported(f)}
+    assert {name for name in naming if not name.startswith("ops/")} == set()
 
 
 @pytest.mark.parametrize("file", FILES, ids=lambda file: str(file.relative_to(ROOT)))
@@ -100,6 +108,21 @@ def test_public_names_have_an_example(home: str, name: str) -> None:
     if isinstance(thing, type) and issubclass(thing, BaseException):
         return
     assert ">>>" in doc, f"the docstring of {home}.{name} has no example"
+
+
+# Jobs that hand each other's options on.
+JOBS = (secateur.plan, secateur.apply, secateur.compress, secateur.sweep, secateur.iterate)
+JOBS += (secateur.LeastSquares, secateur.Constants, secateur.Statistics)
+
+
+def test_an_option_has_one_default() -> None:
+    found: dict[str, dict[str, str]] = {}
+    for job in JOBS:
+        for option in inspect.signature(job).parameters.values():
+            if option.default is not option.empty:
+                found.setdefault(option.name, {})[job.__name__] = repr(option.default)
+    assert len(found["bias"]) == 3
+    assert {name: by_job for name, by_job in found.items() if len(set(by_job.values())) > 1} == {}
 
 
 def test_importing_the_package_does_not_import_the_compiler() -> None:

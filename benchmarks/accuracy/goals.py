@@ -40,6 +40,7 @@ def goals(task: Task, records: list[Record]) -> list[Goal]:
             _ninety_percent(task, records),
             _a_fifth_of_the_damage(task, records),
             _never_behind(task, records),
+            _recovered(task, records),
             *_speed(task, records),
             _latency(task, records),
         )
@@ -83,6 +84,16 @@ def _never_behind(task: Task, records: list[Record]) -> Goal | None:
         shown.append(f"{factor:.2f}x {words[0]} and {words[1]}")
         ahead.append(ours is not None and rival is not None and ours >= rival)
     return Goal(f"{text}: {', '.join(shown) or 'no result'}", bool(ahead) and all(ahead))
+
+
+def _recovered(task: Task, records: list[Record]) -> Goal | None:
+    ours, rival = (mean_score(records, "recovered", task.goal, ours=mine) for mine in (True, False))
+    before = mean_score(records, "cut", task.goal, ours=True)
+    if ours is None or before is None:
+        return None
+    shown = f"{task.show(before)} to {task.show(ours)}, the rival {'no result' if rival is None else task.show(rival)}"
+    text = f"{task.name}, recover ends above the cut and the rival after the same recovery: {shown}"
+    return Goal(text, ours >= before and (rival is None or ours >= rival))
 
 
 def _speed(task: Task, records: list[Record]) -> list[Goal]:

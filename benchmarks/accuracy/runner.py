@@ -14,7 +14,7 @@ from benchmarks.accuracy.cutting import OURS, STAND_INS, TIMELY, Method
 from benchmarks.accuracy.store import Record, Store
 from benchmarks.accuracy.tasks import Task
 from benchmarks.accuracy.timing import side_by_side
-from benchmarks.accuracy.training import fit
+from benchmarks.accuracy.training import fit, recover
 from torch import nn
 
 import secateur as sec
@@ -61,6 +61,7 @@ class Runner:
                     self.timed(method, goal)
                 if n < self.task.recoveries:
                     self.tuned(method, goal, seed)
+                    self.recovered(method, goal, seed)
         if self.settings.timely and self.task.quantity == "MACs":
             self.cut(TIMELY, goal, seeds[0], full=True)
             self.timed(TIMELY, goal)
@@ -124,6 +125,21 @@ class Runner:
             return record
 
         configuration = {**self._configuration("tuned", method, factor, seed), "steps": recipe.steps}
+        return self._keep(configuration, method.library, measure)
+
+    def recovered(self, method: Method, factor: float, seed: int) -> Record:
+        """The score after `sec.recover` with labels: for every method the same data, steps and choice of a rate."""
+        steps = max(10, round(self.task.recipe.steps * self.settings.tuning))
+
+        def measure() -> Record:
+            model, record = self._cut_model(method, factor, seed)
+            if model is not None:
+                found = recover(self.task, model, seed, steps=steps)
+                record |= {"held_back": [found.before, found.after]}
+                record["score"] = self.task.score(model.eval(), self.task.tests())
+            return record
+
+        configuration = {**self._configuration("recovered", method, factor, seed), "steps": steps}
         return self._keep(configuration, method.library, measure)
 
     def timed(self, method: Method, factor: float) -> Record:

@@ -14,11 +14,12 @@ _HEAD = """# Accuracy after a cut
 Made by `python -m benchmarks.accuracy` from the results in this folder; each has the command that made it, all its
 records and a picture. Right after the cut there is no training at all. The rival is the best of all ways of Torch-
 Pruning 1.6.1 (screened on a part of the test data; "+ statistics": with batch-norm statistics recomputed for it), or,
-where Torch-Pruning raises, plain magnitude cut by Secateur. Means over the seeds, with how many there were; times are
-of one thread, dense beside cut.
+where Torch-Pruning raises, plain magnitude cut by Secateur. Tuned is a fixed recipe; recovered is `sec.recover`, which
+chooses its rate on training data that is held back; data and steps are the same for both. Means over the seeds, with
+how many there were; times are of one thread, dense beside cut.
 
-| model | fewer | dense | ours | rival | ours, tuned | rival, tuned | faster | rival |
-|---|---|---|---|---|---|---|---|---|
+| model | fewer | dense | ours | rival | ours, tuned | rival, tuned | recovered | rival, recovered | faster | rival |
+|---|---|---|---|---|---|---|---|---|---|---|
 """
 
 
@@ -46,7 +47,8 @@ def _rows(task: Task, records: list[Record]) -> Iterable[str]:
         for ours in (OURS.name, TIMELY.name):
             if any(r["method"] == ours and r["stage"] == "cut" for r in mine):
                 extra = "" if ours == OURS.name else " and in time"
-                shown = (("cut", ours), (stage, rival), ("tuned", ours), ("tuned", rival))
+                shown = [("cut", ours), (stage, rival)]
+                shown += [(after, whose) for after in ("tuned", "recovered") for whose in (ours, rival)]
                 scores = [_mean(task, mine, *what) for what in shown]
                 cells = [f"{task.name}{extra}", f"{factor:.2f}x {task.quantity}", dense, *scores]
                 yield f"| {' | '.join([*cells, _speed(mine, ours), rival or none])} |"

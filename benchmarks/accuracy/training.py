@@ -2,10 +2,16 @@
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any
+from itertools import islice
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
+
+import secateur as sec
+
+if TYPE_CHECKING:
+    from benchmarks.accuracy.tasks import Task
 
 Batch = tuple[Any, Tensor]
 
@@ -48,3 +54,28 @@ def fit(
         optimizer.step()
         rate.step()
     return model.eval()
+
+
+def recover(
+    task: "Task", model: nn.Module, seed: int, *, labels: bool = True, steps: int | None = None, minutes: float = 600
+) -> sec.Recovered:
+    """`sec.recover` from the uncut model, on the task's own training data, with its loss beside if there are labels.
+
+    Steps beyond what was drawn go over the same batches again, in another order.
+    """
+    batches = list(islice(task.training(seed), 400 if steps is None else steps + 10))
+
+    def loss(output: Any, batch: Batch) -> Tensor:
+        return task.loss(lambda *_, **__: output, batch)
+
+    teacher = task.load().eval()
+    return sec.recover(
+        model,
+        teacher,
+        batches,
+        minutes=minutes,
+        steps=steps,
+        task=loss if labels else None,
+        example=task.example(),
+        seed=seed,
+    )

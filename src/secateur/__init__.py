@@ -7,10 +7,9 @@
 8
 """
 
-from secateur import ao, prune, schedule
-from secateur.apply import apply
-from secateur.compensate import Constants, LeastSquares, Statistics
-from secateur.compress import Compressed, compress
+from secateur import ao, prune, schedule, training
+from secateur.calibrate import Data
+from secateur.compensate import Constants, LeastSquares, Outcome, Statistics
 from secateur.errors import (
     ApplyError,
     CalibrationError,
@@ -19,6 +18,7 @@ from secateur.errors import (
     SecateurError,
     SecateurWarning,
     TraceError,
+    TrainingError,
     VerifyError,
 )
 from secateur.importance import (
@@ -39,68 +39,43 @@ from secateur.importance import (
     Taylor,
     Wanda,
 )
-from secateur.io import load, save
-from secateur.latency import Latency, compare, latency
-from secateur.plan import AxisPlan, Bytes, Macs, Params, Plan, Ratio, Zeros, plan
+from secateur.io import cut_checkpoint, load, save
+from secateur.pipeline.apply import apply, outcome
+from secateur.pipeline.compress import Compressed, compress
+from secateur.pipeline.rotations import Rotation, rotate, rotations
+from secateur.pipeline.sweep import sweep
+from secateur.planning import AxisPlan, Bytes, Macs, Params, Plan, Ratio, Zeros, plan
 from secateur.schedule import Distill, ScheduleError, iterate
-from secateur.sweep import sweep
-from secateur.trace import Axis, Blocked, Graph, Site, macs, trace
+from secateur.sparse import ADMM, ERK, NM, RIA, Block, Prices, SparseGPT, Sparsified, Unstructured, sparsify
+from secateur.timing import Latency, compare, latency
+from secateur.tracing import Axis, Blocked, Examples, Graph, Site, Unseen, macs, trace
+from secateur.training import Penalty, Recovered, recover
 
-__all__ = [
-    "prune",
-    "ao",
-    "trace",
-    "plan",
-    "apply",
-    "compress",
-    "macs",
-    "latency",
-    "compare",
-    "save",
-    "load",
-    "schedule",
-    "iterate",
-    "sweep",
-    "Distill",
+__all__ = ["prune", "ao", "schedule", "training"]
+__all__ += ["trace", "plan", "apply", "compress", "iterate", "sparsify", "sweep", "outcome", "recover", "Penalty"]
+__all__ += ["rotate", "rotations"]
+__all__ += ["macs", "latency", "compare", "save", "load", "cut_checkpoint"]
+__all__ += [
+    "Examples",
+    "Graph",
+    "Axis",
+    "Blocked",
+    "Site",
+    "Unseen",
     "Plan",
     "AxisPlan",
     "Compressed",
-    "Bytes",
-    "Latency",
-    "Macs",
-    "Params",
-    "Ratio",
-    "Zeros",
-    "Constants",
-    "LeastSquares",
-    "Statistics",
-    "Activation",
-    "BNScale",
-    "Context",
-    "Criterion",
-    "FPGM",
-    "Hessian",
-    "LAMP",
-    "Magnitude",
-    "Random",
-    "Reconstruction",
-    "Sum",
-    "Taylor",
-    "Wanda",
-    "Global",
-    "Isomorphic",
-    "PerAxis",
-    "Axis",
-    "Blocked",
-    "Graph",
-    "Site",
-    "ApplyError",
-    "CalibrationError",
-    "FileError",
-    "PlanError",
-    "ScheduleError",
-    "SecateurError",
-    "SecateurWarning",
-    "TraceError",
-    "VerifyError",
+    "Outcome",
+    "Distill",
+    "Recovered",
+    "Data",
+    "Rotation",
 ]
+__all__ += ["Bytes", "Latency", "Macs", "Params", "Ratio", "Zeros", "Global", "Isomorphic", "PerAxis"]
+__all__ += ["Constants", "LeastSquares", "Statistics"]
+__all__ += ["Activation", "BNScale", "FPGM", "Hessian", "LAMP", "Magnitude", "Random", "Reconstruction"]
+__all__ += ["Taylor", "Wanda"]
+__all__ += ["ADMM", "Block", "ERK", "NM", "Prices", "RIA", "SparseGPT", "Sparsified", "Unstructured"]
+__all__ += ["Context", "Criterion", "Sum"]
+__all__ += ["SecateurError", "SecateurWarning", "TraceError", "PlanError", "ApplyError", "VerifyError"]
+__all__ += ["CalibrationError", "FileError", "ScheduleError", "TrainingError"]

@@ -14,6 +14,10 @@ class SecateurWarning(UserWarning):
     """Something that works, but probably not as meant."""
 
 
+class TorchError(SecateurError, ImportError):
+    """The installed torch lacks something that Secateur needs."""
+
+
 class TraceError(SecateurError):
     """The model could not be run on the example, so nothing is known about it."""
 
@@ -34,78 +38,17 @@ class CalibrationError(SecateurError):
     """The data that a criterion or a compensation learns from cannot be used; the model is as it was."""
 
 
+class ScheduleError(SecateurError):
+    """A schedule, a loop or a distillation cannot do what was asked; the model is as of its last complete round."""
+
+
+class TrainingError(SecateurError):
+    """Training with pruning cannot do what was asked; nothing has changed."""
+
+
 class FileError(SecateurError):
     """A file is damaged, hostile, or belongs to another model."""
 
 
-class PruneError(SecateurError):
-    """A mask cannot be made or removed."""
-
-
-class PruneTypeError(PruneError, TypeError):
-    """A mask was asked for with an argument of the wrong type."""
-
-
-class PruneValueError(PruneError, ValueError):
-    """A mask was asked for with an impossible value."""
-
-
-class PruneAttributeError(PruneError, AttributeError):
-    """A mask was asked for on something that the module does not have."""
-
-
-class SparsifierError(SecateurError):
-    """A sparsifier, a structured pruner or a sparsity schedule cannot do what was asked."""
-
-
-class SparsifierTypeError(SparsifierError, TypeError):
-    """A sparsifier was given something of the wrong type."""
-
-
-class SparsifierValueError(SparsifierError, ValueError):
-    """A sparsifier was given an impossible value."""
-
-
-class SparsifierAssertionError(SparsifierError, AssertionError):
-    """A sparsity configuration contradicts itself or the model."""
-
-
-class SparsifierAttributeError(SparsifierError, AttributeError):
-    """A sparsifier was pointed at something that the model does not have."""
-
-
-class SparsifierKeyError(SparsifierError, KeyError):
-    """A sparsity configuration lacks an entry."""
-
-    __str__ = Exception.__str__
-
-
-class SparsifierRuntimeError(SparsifierError, RuntimeError):
-    """A saved state does not fit the sparsifier or its model."""
-
-
-class SparsifierNotImplementedError(SparsifierError, NotImplementedError):
-    """A sparsifier was asked for something that it does not offer."""
-
-
-class PruneParameterError(PruneTypeError, PruneAttributeError):
-    """A mask was asked for on a name that is not a parameter of the module."""
-
-
-class PruneShapeError(PruneError, AssertionError, IndexError, RuntimeError):
-    """Importance scores or a mask do not have the shape of the parameter.
-
-    Torch raises one of three built-in errors for that, depending on the function; this is all of them.
-    """
-
-
-class PruneIndexError(PruneError, IndexError):
-    """A mask was asked for along a dimension that the parameter does not have."""
-
-
-class PruneRuntimeError(PruneError, RuntimeError):
-    """A norm was asked for that is not one."""
-
-
-class PruneAssertionError(PruneError, AssertionError):
-    """A module is not in the state that pruning leaves it in."""
+class MissingPackageError(SecateurError, ImportError):
+    """An optional package is not installed; the message ends with the line that installs it."""

@@ -1,20 +1,19 @@
 """A model as ONNX, checked in onnxruntime against torch."""
 
-from __future__ import annotations
-
 import contextlib
+import inspect
 import logging
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_leaves
 
+from secateur.compat import tree_leaves
 from secateur.errors import SecateurError
-from secateur.trace.capture import arguments, tensors_in
+from secateur.tracing.examples import arguments, handed_out, tensors_in
 
 _TOLERANCE = 1e-3  # of the largest output: the two run their products in another order
 _MOST = 2**31 - 2**20  # bytes of weights that fit into the file itself
@@ -24,7 +23,10 @@ class OnnxError(SecateurError, RuntimeError):
     """A model cannot be exported, or computes something else in onnxruntime."""
 
 
-def export(model: nn.Module, example: Any, path: str | os.PathLike[str]) -> float:
+Call = tuple[tuple[Any, ...], dict[str, Any]]  # arguments, and those by keyword
+
+
+def export(model: nn.Module, example: Any, path: str | os.PathLike[str], *, others: Sequence[Any] = ()) -> float:
     """Write a model as ONNX and check it in onnxruntime; returns the largest difference, relative to the outputs.
 
     >>> import tempfile
@@ -32,23 +34,64 @@ def export(model: nn.Module, example: Any, path: str | os.PathLike[str]) -> floa
     >>> difference < 1e-5
     True
 
-    `example` is a tensor, a tuple of arguments or a dict of keyword arguments. Needs the packages onnx, onnxscript and
-    onnxruntime. Weights of more than 2 GB go into a second file beside the first, as the format demands.
+    `example` is a tensor, a tuple of arguments or a dict of keyword arguments. `others` are examples of other sizes: in
+    whatever they differ, the exported model takes any size, and it is checked on each of them. Needs the packages onnx,
+    onnxscript and onnxruntime. Weights of more than 2 GB go into a second file beside the first, as the format demands.
     """
-    args, kwargs = arguments(example)
+    calls = [arguments(one) for one in (example, *others)]
     with torch.no_grad(), _quiet():
-        output = model(*args, **kwargs)
-        plain = all(leaf is None or isinstance(leaf, Tensor | int | float | str) for leaf in tree_leaves(output))
-        want = [leaf for leaf in tree_leaves(output) if isinstance(leaf, Tensor)] if plain else [*tensors_in(output)]
-        whole = model if plain else _OnlyTensors(model)
+        wanted = [_outputs(model, call) for call in calls]
+        whole = model if all(plain for _, plain in wanted) else _OnlyTensors(model)
+        args, kwargs = first = _first(calls)
+        rest = [call for call in calls if call is not first]
         try:
-            program = torch.onnx.export(whole, args, kwargs=kwargs, dynamo=True, verbose=False)
+            captured = _captured(whole, first, rest)
+            program = torch.onnx.export(captured, args, kwargs=kwargs, dynamo=True, verbose=False)
         except Exception as error:  # the exporter's own, of many kinds
             raise OnnxError(f"torch.onnx cannot export {type(model).__name__}: {_last_line(error)}") from error
     assert program is not None
     weights = sum(tensor.numel() * tensor.element_size() for tensor in model.state_dict().values())
     program.save(path, external_data=weights > _MOST)
-    return _checked(Path(path), (args, kwargs), want)
+    return max(_checked(Path(path), call, want) for call, (want, _) in zip(calls, wanted, strict=True))
+
+
+def _outputs(model: nn.Module, call: Call) -> tuple[list[Tensor], bool]:
+    """The tensors that a model puts out, and whether there is nothing else."""
+    output = model(*call[0], **call[1])
+    plain = all(leaf is None or isinstance(leaf, Tensor | int | float | str) for leaf in tree_leaves(output))
+    leaves = tree_leaves(output) if plain else tensors_in(handed_out(model, output))
+    return [leaf for leaf in leaves if isinstance(leaf, Tensor)], plain
+
+
+def _first(calls: Sequence[Call]) -> Call:
+    """The call to capture the model with: torch.export fixes sizes of one, so one that has none where others differ."""
+    shapes = [[tuple(tensor.shape) for tensor in _tensors(call)] for call in calls]
+    for call, own in zip(calls, shapes, strict=True):
+        beside = [both for other in shapes for both in zip(own, other, strict=False)]
+        if not any(mine == 1 != theirs for both in beside for mine, theirs in zip(*both, strict=False)):
+            return call
+    raise OnnxError(
+        "torch.export fixes sizes of 1, and each example has one where another has more. Give one example that has at "
+        "least 2 wherever sizes may vary"
+    )
+
+
+def _tensors(call: Call) -> list[Tensor]:
+    return [leaf for leaf in tree_leaves(call) if isinstance(leaf, Tensor)]
+
+
+def _captured(model: nn.Module, call: Call, others: Sequence[Call]) -> torch.export.ExportedProgram:
+    """The model as a program. Left to itself, torch.onnx of some versions takes the one path that the example takes."""
+    sizes: Any = torch.export.AdditionalInputs() if others else None
+    for args, kwargs in others:
+        sizes.add(args, kwargs)
+    try:
+        return torch.export.export(model, *call, dynamic_shapes=sizes, strict=False)
+    except Exception as error:
+        try:
+            return torch.export.export(model, *call, dynamic_shapes=sizes, strict=True)
+        except Exception:
+            raise error from None
 
 
 class _OnlyTensors(nn.Module):
@@ -59,19 +102,26 @@ class _OnlyTensors(nn.Module):
         self.model = model
         self.training = model.training
 
-    def forward(self, *args: Any, **kwargs: Any) -> tuple[Tensor, ...]:
-        return tuple(tensors_in(self.model(*args, **kwargs)))
+        def forward(*args: Any, **kwargs: Any) -> tuple[Tensor, ...]:
+            return tuple(tensors_in(handed_out(self.model, self.model(*args, **kwargs))))
+
+        forward.__signature__ = inspect.signature(model.forward)  # type: ignore[attr-defined]
+        self.forward = forward  # of the model's own arguments, whose names the exported model has
 
 
-def _checked(path: Path, inputs: Any, want: list[Tensor]) -> float:
+def _checked(path: Path, call: Call, want: list[Tensor]) -> float:
     import onnxruntime  # type: ignore[import-untyped]
 
     session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
-    given = [leaf for leaf in tree_leaves(inputs) if isinstance(leaf, Tensor)]
+    given = _tensors(call)
     names = [item.name for item in session.get_inputs()]
     if len(names) != len(given):
         raise OnnxError(f"the exported model takes {len(names)} inputs, the example has {len(given)}")
-    got = session.run(None, {name: tensor.numpy() for name, tensor in zip(names, given, strict=True)})
+    try:
+        got = session.run(None, {name: tensor.numpy() for name, tensor in zip(names, given, strict=True)})
+    except Exception as error:  # of onnxruntime's own kinds
+        sizes = ", ".join("×".join(map(str, tensor.shape)) for tensor in given)
+        raise OnnxError(f"the exported model does not run on {sizes} in onnxruntime: {_last_line(error)}") from error
     if len(got) != len(want):
         raise OnnxError(f"the exported model has {len(got)} outputs, the model {len(want)}")
     worst = 0.0

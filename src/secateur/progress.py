@@ -1,7 +1,5 @@
 """A progress bar on a terminal; nothing anywhere else."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager

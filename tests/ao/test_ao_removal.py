@@ -17,9 +17,11 @@ from torch import Tensor, nn
 
 from secateur import ao
 from secateur.ao import removal
+from secateur.ao.errors import SparsifierRuntimeError, SparsifierValueError
 from secateur.ao.example import Recorder, call_of
 from secateur.ao.fold import Folds
-from secateur.errors import SecateurError, SparsifierRuntimeError, SparsifierValueError, VerifyError
+from secateur.errors import SecateurError, VerifyError
+from secateur.pipeline import apply as apply_module
 
 Unchanged = Callable[[nn.Module], AbstractContextManager[None]]
 
@@ -302,7 +304,7 @@ def test_a_failure_at_any_point_leaves_everything(
     model = build()
     pruner = masked(model, off, prune_bias=False)
     groups, state = copy.copy(pruner.groups), dict(pruner.state)
-    target = {"cut": (removal, "Cut"), "fold": (Folds, "carry_out"), "remember": (removal, "remember")}[at]
+    target = {"cut": (apply_module, "carry_out"), "fold": (Folds, "carry_out"), "remember": (removal, "remember")}[at]
     with monkeypatch.context() as patch:
         patch.setattr(*target, fail)
         with unchanged(model), pytest.raises(MemoryError):

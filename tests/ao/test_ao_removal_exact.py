@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 import secateur as sec
 from secateur import ao
-from secateur.apply import plan_of
+from secateur.pipeline.apply import plan_of
 
 BOTH = pytest.mark.parametrize("prune_bias", [True, False])
 IMAGE = (2, 3, 10, 10)

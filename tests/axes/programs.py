@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import NamedTuple
 
 import numpy as np
 from hypothesis import strategies as st
@@ -15,24 +15,18 @@ from secateur.axes import Atom, Concat, Layout, Mask, Product, factor, fix, free
 Tree = int | tuple[str, tuple["Tree", ...]]
 
 
-@dataclass(frozen=True)
-class Program:
-    """Variables, and what is learnt about them, in some order."""
+class Program(NamedTuple):
+    """Variables, and what is learnt about them, in some order. Plain data: a list of three will do as well."""
 
-    sizes: tuple[int, ...]
-    equal: tuple[tuple[Tree, Tree], ...]
-    fixed: tuple[int, ...] = ()
+    sizes: Sequence[int]
+    equal: Sequence[tuple[Tree, Tree]]
+    fixed: Sequence[int] = ()
 
     def steps(self) -> list[tuple[str, object]]:
         return [("equal", pair) for pair in self.equal] + [("fix", variable) for variable in self.fixed]
 
 
-@dataclass
-class State:
-    """What a program leaves behind."""
-
-    variables: list[Atom]
-    gave_up: bool = field(default=False)
+Learn = Callable[[Tree, Tree, Sequence[Atom]], None]
 
 
 def build(tree: Tree, variables: Sequence[Atom]) -> Layout:
@@ -43,8 +37,33 @@ def build(tree: Tree, variables: Sequence[Atom]) -> Layout:
     return Product(built) if kind == "product" else Concat(built)
 
 
-def run(program: Program, order: Sequence[int] | None = None) -> State:
-    """Learn everything, in the given order of steps."""
+def unify_trees(left: Tree, right: Tree, variables: Sequence[Atom]) -> None:
+    unify(build(left, variables), build(right, variables))
+
+
+def take_apart(left: Tree, right: Tree, variables: Sequence[Atom]) -> None:
+    """The same through `factor` and `pieces`, as reshapes and splits do it."""
+    _take_apart(build(left, variables), right, variables)
+
+
+def _take_apart(layout: Layout, tree: Tree, variables: Sequence[Atom]) -> None:
+    if isinstance(tree, int):
+        unify(layout, variables[tree])
+        return
+    parts = [build(part, variables).size for part in tree[1]]
+    taken = pieces(layout, parts) if tree[0] == "concat" else _factors(layout, parts)
+    for mine, theirs in zip(taken, tree[1], strict=True):
+        _take_apart(mine, theirs, variables)
+
+
+def _factors(layout: Layout, sizes: Sequence[int]) -> Iterator[Layout]:
+    for size in sizes:
+        head, layout = factor(layout, size)
+        yield head
+
+
+def run(program: Program, order: Sequence[int] | None = None, through: Learn = unify_trees) -> list[Atom]:
+    """Learn everything, in the given order of steps; what the variables are then."""
     variables = [Atom(n) for n in program.sizes]
     steps = program.steps()
     for i in order if order is not None else range(len(steps)):
@@ -53,35 +72,8 @@ def run(program: Program, order: Sequence[int] | None = None) -> State:
             fix(variables[what], "fixed by the program")  # type: ignore[index]
         else:
             left, right = what  # type: ignore[misc]
-            learn(build(left, variables), right, variables)
-    reasons = [atom.fixed or "" for variable in variables for atom in _atoms(variable)]
-    return State(variables, any("no common refinement" in reason for reason in reasons))
-
-
-def learn(layout: Layout, tree: Tree, variables: Sequence[Atom]) -> None:
-    """Unify a layout with a tree; one level of it through `factor` or `pieces`, as a reshape or a split would."""
-    if isinstance(tree, tuple) and len(tree[1]) == 2:
-        parts = [build(part, variables) for part in tree[1]]
-        if tree[0] == "product":
-            taken: Sequence[Layout] = factor(layout, parts[0].size)
-        else:
-            taken = pieces(layout, [part.size for part in parts])
-        for mine, theirs in zip(taken, parts, strict=True):
-            unify(mine, theirs)
-    else:
-        unify(layout, build(tree, variables))
-
-
-def _atoms(variable: Atom) -> list[Atom]:
-    found: list[Atom] = []
-    todo: list[Layout] = [resolve(variable)]
-    while todo:
-        layout = todo.pop()
-        if isinstance(layout, Atom):
-            found.append(layout)
-        else:
-            todo += layout.parts
-    return found
+            through(left, right, variables)
+    return variables
 
 
 def random_masks(layouts: Sequence[Layout], seed: int) -> dict[Atom, Mask]:

@@ -183,7 +183,7 @@ def test_a_run_records_screening_cut_recovery_and_time(task: Task) -> None:
     stages = [record["stage"] for record in records]
     assert not [record for record in records if "error" in record]
     assert stages.count("screen") == 8
-    assert stages.count("cut") == stages.count("tuned") == 4
+    assert stages.count("cut") == stages.count("tuned") == stages.count("recovered") == 4
     assert stages.count("timed") == 2
     ours = [record for record in records if record.get("method") == OURS.name and record["stage"] == "cut"]
     assert all(record["reduction"] >= 2.0 for record in ours)
@@ -228,6 +228,11 @@ def test_goals_compare_means_over_seeds(
 
 def test_goals_after_recovery_and_on_the_clock(task: Task) -> None:
     dense: list[dict[str, object]] = [{"stage": "dense", "task": "blobs", "score": 93.0, "cost": 1}]
+    cut = scored("cut", OURS.name, 91.0)
+    for ours, rival, met in ((92.0, 91.5, True), (90.0, 89.0, False), (92.0, 92.5, False)):
+        recovered = [*cut, *scored("recovered", OURS.name, ours), *scored("recovered", "a rival", rival)]
+        found = goals(replace(task, goal=2.1), [*dense, *recovered])
+        assert [goal.met for goal in found if "recover ends" in goal.text] == [met]
     tuned = [*scored("tuned", OURS.name, 92.0), *scored("tuned", "a rival", 92.5)]
     timed = [
         {"stage": "timed", "method": OURS.name, "factor": 2.0, "speedup": 1.7, "reduction": 2.1},
@@ -246,5 +251,5 @@ def test_the_page_tells_what_the_results_say(tmp_path: Path, task: Task) -> None
     (tmp_path / "accuracy-resnet56-full.json").write_text(json.dumps({"records": records, "goals": ["met     it"]}))
     summary.write(tmp_path, [replace(task, name="resnet56")])
     page = (tmp_path / "accuracy.md").read_text()
-    assert "| resnet56 | 2.10x MACs | 93.00% | 91.00% (2) | 70.00% | – | – | 1.80x | FPGM |" in page
+    assert "| resnet56 | 2.10x MACs | 93.00% | 91.00% (2) | 70.00% | – | – | – | – | 1.80x | FPGM |" in page
     assert page.endswith("- met     it\n")

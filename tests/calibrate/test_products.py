@@ -7,6 +7,7 @@ import timm
 import torch
 from torch import nn
 
+import secateur as sec
 from secateur.calibrate import Watch, calibrating, call
 
 
@@ -65,8 +66,8 @@ def test_rows_times_weight_are_outputs(case: str) -> None:
     found, tensors = products(model, torch.randn(shape))
     assert found
     for product, out in found:
-        every = product.sample(10**9)
-        rows, outputs = torch.cat(list(product.rows(every)), 1), torch.cat(list(product.outputs(out, every)), 1)
+        every = product.of.sample(10**9)
+        rows, outputs = torch.cat(list(product.of.rows(every)), 1), torch.cat(list(product.of.outputs(out, every)), 1)
         made = rows @ product.weight.mT + (0 if product.shift is None else product.shift)
         torch.testing.assert_close(made, outputs, atol=1e-5, rtol=1e-5)
         whole, zero = tensors[product.name], torch.zeros(1, 1, 1, dtype=torch.long)
@@ -89,8 +90,8 @@ def test_what_is_written_is_read(case: str) -> None:
 def test_a_sample_takes_the_same_rows_of_inputs_and_outputs() -> None:
     conv = nn.Conv2d(3, 4, 3, padding=1)
     ((product, out),), _ = products(conv, torch.randn(8, 3, 16, 16))
-    some = product.sample(100, offset=1)
-    rows, outputs = torch.cat(list(product.rows(some)), 1), torch.cat(list(product.outputs(out, some)), 1)
+    some = product.of.sample(100, offset=1)
+    rows, outputs = torch.cat(list(product.of.rows(some)), 1), torch.cat(list(product.of.outputs(out, some)), 1)
     assert 50 <= rows.shape[1] <= 400
     torch.testing.assert_close(rows @ product.weight.mT + product.shift, outputs, atol=1e-5, rtol=1e-5)
 
@@ -102,3 +103,23 @@ def test_every_layer_of_a_real_model_is_seen_once(name: str) -> None:
     found, _ = products(model, torch.randn(1, 3, size, size))
     layers = {f"{n}.weight" for n, m in model.named_modules() if isinstance(m, nn.Conv2d | nn.Linear)}
     assert sorted(product.name for product, _ in found) == sorted(layers)
+
+
+def test_what_is_added_to_a_matrix_is_not_refitted() -> None:
+    class Added(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.last = nn.Linear(6, 12), nn.Linear(8, 3)
+            self.weight, self.matrix = nn.Parameter(torch.randn(12, 8)), nn.Parameter(torch.randn(5, 8))
+
+        def forward(self, x):
+            return self.last(torch.addmm(self.matrix, self.first(x).relu(), self.weight).relu())
+
+    model = Added()
+    found, _ = products(model, torch.randn(5, 6))
+    assert [product.name for product, _ in found] == ["first.weight", "last.weight"]
+    batches = [torch.randn(5, 6) for _ in range(20)]
+    plan = sec.plan(sec.trace(model, batches[0]), sec.Ratio(0.5))
+    outcome = sec.outcome(sec.apply(model, plan, compensate=sec.LeastSquares(batches)))
+    assert outcome is not None
+    assert "weight was not refitted" in outcome.notes[0]

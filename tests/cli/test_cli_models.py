@@ -11,7 +11,7 @@ import torch
 import transformers
 from command_line import Command
 
-from secateur.cli import huggingface
+from secateur.cli import models
 from secateur.cli.exits import Exit
 
 
@@ -102,7 +102,7 @@ def test_a_large_type_is_inspected_without_its_weights(command: Command) -> None
 
 
 def test_a_type_that_does_not_fit_into_memory(command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(huggingface.os, "sysconf", lambda name: 1000)
+    monkeypatch.setattr(models.os, "sysconf", lambda name: 1000)
     ended = command("prune", "transformers:llama", "--macs", "0.5")
     assert ended.code == Exit.INPUT
     assert "27.0 GB of weights, and 1.0 MB of memory are free" in ended.error
@@ -122,7 +122,7 @@ def test_a_type_that_does_not_fit_into_memory(command: Command, monkeypatch: pyt
 def test_examples_for_transformers(kind: str, inputs: dict[str, tuple[int, ...]]) -> None:
     from secateur.cli.models import Wanted
 
-    example = huggingface.source(kind, Wanted(weights=False)).example
+    example = models._transformers(kind, Wanted(weights=False)).example
     assert {name: tuple(tensor.shape) for name, tensor in example.items()} == inputs
 
 
@@ -159,7 +159,7 @@ def test_what_is_no_model(command: Command, model: str, code: Exit, words: str) 
 
 def test_an_example_that_does_not_fit(command: Command) -> None:
     ended = command("inspect", "net.py:pair", "--example", "1x5")
-    assert ended.code == Exit.INPUT
+    assert ended.code == Exit.USAGE
     assert "could not be run on the example" in ended.error
     ended = command("inspect", "timm:test_vit", "--example", "1x3x100x100")
     assert "could not be run on the example" in ended.error

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+from importlib.metadata import version
 from pathlib import Path
 
 import numpy as np
@@ -10,15 +12,16 @@ import onnxruntime
 import pytest
 import timm
 import torch
-from command_line import Command
+from command_line import NET, Command
 from safetensors.torch import save_file
 from torch import nn
+from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
 import secateur as sec
 from secateur.cli import prune
 from secateur.cli.exits import Exit
-from secateur.cli.main import parser
-from secateur.latency import Latency
+from secateur.cli.program import parser
+from secateur.timing import Latency
 
 PAIR = ("prune", "net.py:pair")
 
@@ -88,6 +91,45 @@ def test_several_budgets(command: Command) -> None:
     for cost, fraction in (("macs", 0.6), ("params", 0.4), ("bytes", 0.5)):
         assert said[cost]["after"] <= fraction * said[cost]["before"]
     assert said["macs"]["after"] > 0
+
+
+def test_budgets_with_units(command: Command) -> None:
+    said = json.loads(command(*PAIR, "--params", "0.15k", "--out", "out", "--json").out)
+    assert 100 < said["params"]["after"] <= 150 < said["params"]["before"]
+
+
+def test_the_time_that_was_measured_is_shown(command: Command) -> None:
+    Path("wide.py").write_text(
+        "import torch\nfrom torch import nn\n"
+        "def wide():\n    net = nn.Sequential(nn.Linear(256, 2048), nn.ReLU(), nn.Linear(2048, 256))\n"
+        "    return net, torch.ones(64, 256)\n"
+    )
+    ended = command("prune", "wide.py:wide", "--latency", "0.5", "--out", "out")
+    assert ended.code == Exit.DONE, ended.err
+    assert re.search(r"measured: [\d.]+ .?s → [\d.]+ .?s \([\d.]+%\), asked for 50.0%", ended.out)
+    again = json.loads(command("prune", "wide.py:wide", "--latency", "20s", "--out", "all", "--json").out)
+    assert again["latency"]["asked"] == again["latency"]["ratio"] == 1.0
+
+
+def test_weights_keep_their_type_and_dtype_gives_another(command: Command) -> None:
+    Path("half.py").write_text(
+        NET.replace("build(), torch.ones(1, 4)", "build().bfloat16(), torch.ones(1, 4).bfloat16()")
+    )
+    for model, words, dtype in (("half.py:pair", (), "BF16"), ("net.py:pair", ("--dtype", "float16"), "F16")):
+        ended = command("prune", model, "--ratio", "0.5", "--out", "out", "--force", "--device", "cpu", *words)
+        assert ended.code == Exit.DONE, ended.err
+        shown = json.loads(command("show", "out/model.safetensors", "--json").out)
+        assert {tensor["dtype"] for tensor in shown["tensors"].values()} == {dtype}
+
+
+def test_data_goes_where_the_model_is(command: Command) -> None:
+    words = ("--importance", "activation", "--data", "net.py:generated", "--dtype", "float64", "--out", "out")
+    assert command(*PAIR, "--ratio", "0.5", *words).code == Exit.DONE
+
+
+def test_version(command: Command) -> None:
+    ended = command("--version")
+    assert (ended.code, ended.out) == (Exit.DONE, f"secateur {version('secateur')}\n")
 
 
 def test_latency_is_a_target() -> None:
@@ -240,9 +282,9 @@ def test_a_model_in_which_nothing_can_be_cut(command: Command) -> None:
     ("words", "message"),
     [
         ([], "how small? Give one of --macs, --params, --bytes, --latency, --ratio"),
-        (["--macs", "2"], "--macs: Macs takes a fraction above 0, at most 1, not 2.0"),
+        (["--macs", "2"], "--macs: Macs takes a fraction above 0, at most 1, or a number, as in Macs(0.5) or"),
         (["--ratio", "1"], "--ratio: Ratio takes a fraction from 0 up to, not including, 1"),
-        (["--macs", "half"], "invalid float value: 'half'"),
+        (["--macs", "half"], "--macs: Macs takes a fraction above 0, at most 1, or a number"),
         (["--macs", "0.5", "--ratio", "0.5"], "--ratio decides by itself; give it without --macs"),
         (["--marcs", "0.5"], "there is no option --marcs; did you mean --macs"),
         (["--macs", "0.5", "extra"], "extra is one argument too many"),
@@ -253,8 +295,16 @@ def test_a_model_in_which_nothing_can_be_cut(command: Command) -> None:
         (["--macs", "0.5", "--compensate"], "--compensate looks at data; give it with --data"),
         (["--macs", "0.5", "--weights", "nowhere.safetensors"], "there is no such file"),
         (["--macs", "0.5", "--example", "one"], "give a shape such as"),
+        (["--macs", "0.5", "--example", "1x5"], "--example 1x5: Sequential could not be run on the example"),
+        (["--macs", "0.5", "--protect", "nothing*"], "protect: no tensor and no axis matches 'nothing*'"),
+        (["--macs", "0.5", "--round-to", "0"], "--round-to 0: give a whole number from 1 on"),
+        (["--macs", "0.5", "--device", "nowhere"], "--device nowhere cannot be used here"),
+        (["--macs", "0.5", "--device", "meta"], "--device meta cannot be used here"),
+        (["--macs", "0.5", "--dtype", "bfloat"], "--dtype bfloat: it is one of float32, float64, float16, bfloat16"),
+        (["--macs", "8ms"], "--macs: Macs takes a fraction above 0, at most 1, or a number"),
+        (["--latency", "8M"], "--latency: Latency takes a fraction above 0, at most 1, or seconds"),
     ],
-    ids=range(14),
+    ids=range(22),
 )
 def test_a_wrong_command_line(command: Command, words: list[str], message: str) -> None:
     ended = command(*PAIR, *words)
@@ -263,9 +313,15 @@ def test_a_wrong_command_line(command: Command, words: list[str], message: str) 
     assert not command.files()
 
 
-def test_globs_and_numbers_that_match_nothing(command: Command) -> None:
-    for words in (["--protect", "nothing*"], ["--round-to", "0"]):
-        ended = command(*PAIR, "--macs", "0.5", *words)
-        assert ended.code == Exit.TARGET
-        assert words[1] in ended.error
-    assert not command.files()
+def test_what_is_loadable_opens_again(command: Command, tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 1, "vocab_size": 50}
+    config = LlamaConfig(**sizes, num_attention_heads=4, num_key_value_heads=2)
+    LlamaForCausalLM(config).to(torch.bfloat16).save_pretrained(tmp_path / "model")
+    arguments = ["--params", "0.8", "--loadable", "--out", str(tmp_path / "out"), "--json"]
+    done = command("prune", f"transformers:{tmp_path}/model", *arguments)
+    assert done.code == 0, done.err
+    model = AutoModelForCausalLM.from_pretrained(tmp_path / "out")
+    plan = json.loads((tmp_path / "out" / "plan.json").read_text())
+    assert model.config.intermediate_size == plan["fields"]["intermediate_size"] < 64
+    assert model.model.layers[0].mlp.up_proj.weight.dtype == torch.bfloat16

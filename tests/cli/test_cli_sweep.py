@@ -13,7 +13,7 @@ from torch import nn
 
 import secateur as sec
 from secateur.cli.exits import Exit
-from secateur.sweep import OutputError, sweep
+from secateur.pipeline.sweep import OutputError, sweep
 
 EXAMPLE = torch.ones(1, 4)
 
@@ -190,9 +190,9 @@ def test_compensated_as_the_library_does(command: Command) -> None:
 @pytest.mark.parametrize(
     ("words", "code", "message"),
     [
-        (["--macs", "0.5,x"], Exit.USAGE, "--macs 0.5,x: give numbers, as in"),
-        (["--macs", ""], Exit.USAGE, "give numbers, as in"),
-        (["--macs", "0.5,1.5"], Exit.USAGE, "--macs: Macs takes a fraction above 0, at most 1, not 1.5"),
+        (["--macs", "0.5,x"], Exit.USAGE, "--macs: Macs takes a fraction above 0, at most 1, or a number"),
+        (["--macs", ""], Exit.USAGE, "Macs takes a fraction above 0"),
+        (["--macs", "0.5,1.5"], Exit.USAGE, "which could be a percentage: for 1.5% write Macs(0.015)"),
         (["--macs", "0.5", "--ratios", "0.5"], Exit.USAGE, "--ratios decides by itself; give it without --macs"),
         (["--macs", "0.5,0.4", "--params", "0.5"], Exit.USAGE, "--macs and --params hold together"),
         (["--macs", "0.5,0.001"], Exit.TARGET, "Macs(0.001) cannot be reached: the lowest is"),

@@ -98,7 +98,7 @@ def test_no_space_at_any_file(command: Command, monkeypatch: pytest.MonkeyPatch,
     targets = {
         "model.safetensors": ("secateur.cli.prune.save", lambda _model, path: full(path)),
         "plan.json": ("pathlib.Path.write_text", lambda path, *_, **__: full(path)),
-        "model.onnx": ("secateur.onnx.export", lambda _model, _example, path: full(path)),
+        "model.onnx": ("secateur.onnx.export", lambda _model, _example, path, **_: full(path)),
         "report.html": ("secateur.report.write_html", lambda _story, path: full(path)),
         "report.png": ("secateur.report.write_png", lambda _story, path: full(path)),
     }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import inspect
 import warnings
 
 import numpy as np
@@ -75,11 +76,11 @@ def test_channels_that_others_can_express_are_made_up_for_completely(layer: str)
         return torch.arange(context.axis.size) % 6 < 3 if context.axis.size == 12 else torch.arange(6, 0, -1) > 3
 
     plan = sec.plan(sec.trace(net, batches[0]), {"0.weight": 0.5}, importance=lambda c: first_three(c).double())
-    compensate = sec.LeastSquares(batches, ridge=1e-8)
+    compensate = sec.LeastSquares(batches, ridge=1e-8, bias=True)
     sec.apply(net, plan, compensate=compensate)
-    assert compensate.outcome.before > 1e-3
+    assert sec.outcome(net).before > 1e-3
     if layer in ("conv", "conv-transposed"):  # zeros around and between pixels take no constant
-        assert compensate.outcome.after < 0.6 * compensate.outcome.before
+        assert sec.outcome(net).after < 0.6 * sec.outcome(net).before
     else:
         torch.testing.assert_close(net(batches[0]), want, atol=2e-3, rtol=2e-3)
 
@@ -147,7 +148,7 @@ def test_real_architectures_come_nearer_and_no_layer_gets_worse(name: str) -> No
     plan = sec.plan(sec.trace(model, batches[0]), sec.Ratio(0.3))
     compensate = sec.LeastSquares(batches)
     sec.apply(model, plan, compensate=compensate)
-    outcome = compensate.outcome
+    outcome = sec.outcome(model)
     assert outcome.after < 0.97 * outcome.before, str(outcome)
     assert all(not layer.after > layer.before * (1 + 1e-6) for layer in outcome.layers)
     assert len(outcome.layers) > 1
@@ -162,13 +163,13 @@ def test_a_bias_is_added_where_there_is_none_and_lasts(tmp_path) -> None:
 
     net, batches = build(), [torch.randn(64, 6)]
     plan = sec.plan(sec.trace(net, batches[0]), sec.Ratio(0.5))
-    sec.apply(net, plan, compensate=sec.LeastSquares(batches))
+    sec.apply(net, plan, compensate=sec.LeastSquares(batches, bias=True))
     assert net[2].bias is not None
     sec.save(net, tmp_path / "small.safetensors")
     again = sec.load(tmp_path / "small.safetensors", build())
     assert torch.equal(again(batches[0]), net(batches[0]))
     plain = build()
-    sec.apply(plain, plan, compensate=sec.LeastSquares(batches, bias=False))
+    sec.apply(plain, plan, compensate=sec.LeastSquares(batches))
     assert plain[2].bias is None
 
 
@@ -247,7 +248,7 @@ def test_what_does_not_help_is_taken_back_and_said(monkeypatch) -> None:
     with pytest.warns(SecateurWarning, match="taken back"):
         sec.apply(net, plan, compensate=compensate)
     assert same(net, state(plain))
-    assert compensate.outcome.taken_back
+    assert sec.outcome(net).taken_back
 
 
 @pytest.mark.parametrize(
@@ -310,7 +311,7 @@ def test_a_norm_that_layers_share_takes_the_shift_of_none() -> None:
     compensate = sec.LeastSquares(batches)
     sec.apply(net, plan, compensate=compensate)
     assert torch.equal(net.norm.running_mean, mean)
-    assert compensate.outcome.after < compensate.outcome.before
+    assert sec.outcome(net).after < sec.outcome(net).before
 
 
 def test_where_nothing_is_off_nothing_is_changed() -> None:
@@ -324,7 +325,7 @@ def test_where_nothing_is_off_nothing_is_changed() -> None:
     compensate = sec.LeastSquares(batches)
     sec.apply(net, plan, compensate=compensate)
     assert torch.equal(net[2].weight, weight)
-    assert "as it is" in compensate.outcome.notes[0]
+    assert "as it is" in sec.outcome(net).notes[0]
 
 
 class HeadsWithSharedPositions(nn.Module):
@@ -349,7 +350,7 @@ def test_a_layer_whose_inputs_lost_rows_is_left_and_named() -> None:
     before = net.positions.detach().clone()
     compensate = sec.LeastSquares([x, torch.randn(200, 8)])
     sec.apply(net, sec.plan(graph, {heads.name: 0.5}), compensate=compensate)
-    layers = {layer.name: layer for layer in compensate.outcome.layers}
+    layers = {layer.name: layer for layer in sec.outcome(net).layers}
     assert "lost rows" in layers["positions"].note
     assert torch.equal(net.positions, before)
     assert layers["out.weight"].after < layers["out.weight"].before
@@ -378,7 +379,7 @@ def test_only_what_is_multiplied_with_data_is_named_as_not_refitted(tied: bool) 
     compensate = sec.LeastSquares([x, x])
     plan = sec.plan(sec.trace(net, x), sec.Ratio(0.5))
     sec.apply(net, plan, compensate=compensate)
-    named = {note.split()[0]: note for note in compensate.outcome.notes if "not refitted" in note}
+    named = {note.split()[0]: note for note in sec.outcome(net).notes if "not refitted" in note}
     assert {"words.weight", "places"} & set(plan.kept)
     if tied:
         assert set(named) == {"words.weight"}
@@ -386,3 +387,44 @@ def test_only_what_is_multiplied_with_data_is_named_as_not_refitted(tied: bool) 
     else:
         assert set(named) == {"last.parametrizations.weight.original1"}
         assert "made of it" in named["last.parametrizations.weight.original1"]
+
+
+@pytest.mark.parametrize("recipe", [sec.LeastSquares, sec.Constants, sec.Statistics], ids=lambda r: r.__name__)
+def test_a_compensation_is_a_value_that_serves_many_models(recipe) -> None:
+    batches = [torch.randn(32, 6)]
+    compensate = recipe(batches)
+    with pytest.raises(AttributeError):
+        compensate.memory = 1.0
+    fields = dict(vars(compensate))
+    for seed in (0, 1):
+        torch.manual_seed(seed)
+        net = mlp()
+        plan = sec.plan(sec.trace(net, batches[0]), sec.Ratio(0.5))
+        assert sec.outcome(net) is None
+        sec.apply(net, plan, compensate=compensate)
+        assert isinstance(sec.outcome(net), sec.Outcome)
+        assert vars(compensate) == fields
+        again = sec.plan(sec.trace(net, batches[0]), sec.Ratio(0.5))
+        sec.apply(net, again)
+        assert sec.outcome(net) is None  # the last cut had none
+
+
+def test_options_that_do_nothing_are_not_taken_and_defaults_agree() -> None:
+    for recipe, option in ((sec.Constants, "ridge"), (sec.Statistics, "ridge"), (sec.Statistics, "bias")):
+        with pytest.raises(TypeError, match=option):
+            recipe([], **{option: 1})
+    defaults = [vars(recipe([])) for recipe in (sec.LeastSquares, sec.Constants, sec.Statistics)]
+    assert all(defaults[0][name] == value for own in defaults for name, value in own.items() if name != "batches")
+    options = inspect.signature(sec.compress).parameters
+    for own in defaults:
+        assert all(
+            options[name].default == value for name, value in own.items() if name in options and name != "batches"
+        )
+
+
+def test_a_failure_leaves_no_outcome_behind() -> None:
+    net = mlp()
+    plan = sec.plan(sec.trace(net, torch.zeros(1, 6)), sec.Ratio(0.5))
+    with pytest.raises(CalibrationError):
+        sec.apply(net, plan, compensate=sec.LeastSquares([]))
+    assert sec.outcome(net) is None

@@ -13,7 +13,7 @@ from transformers import MixtralConfig, MixtralForCausalLM
 
 import secateur as sec
 from secateur.calibrate import calibrating
-from secateur.compensate.repeated import repeated
+from secateur.compensate.refit import repeated
 
 
 class Last(nn.Module):
@@ -62,8 +62,8 @@ def test_a_recurrence_is_fitted_to_the_states_of_the_uncut_model() -> None:
     with calibrating(net, small):
         kept = {name: {d: torch.as_tensor(k) for d, k in dims.items()} for name, dims in plan.kept.items()}
         uses, tensors = Counter({"rnn.weight_hh_l0": 12}), dict(small.named_parameters())
-        ((slot, (moments, _)),) = repeated(net, tensors, kept, [x], uses)
-        weight, _ = moments.solve(slot.weight, 1e-9, shift=True)
+        ((slot, folds),) = repeated(net, tensors, kept, [x], frozenset(), uses)
+        weight, _ = folds.fit.solve(slot.weight, 1e-9, shift=True)
     assert torch.equal(slot.weight[0], small.rnn.weight_hh_l0)
     np.testing.assert_allclose(weight[0].numpy(), want, atol=0.02 * np.abs(want).max())
 
@@ -81,7 +81,7 @@ def test_what_is_left_of_a_recurrence_takes_over(kind, more) -> None:
         sec.apply(small, plan, compensate=compensate)
         errors.append((small(fresh) - net(fresh)).square().mean().item())
     assert errors[1] < 0.5 * errors[0]
-    assert any("weight_hh" in layer.name and layer.after < layer.before for layer in compensate.outcome.layers)
+    assert any("weight_hh" in layer.name and layer.after < layer.before for layer in sec.outcome(small).layers)
 
 
 def test_a_layer_that_is_used_twice_is_refitted() -> None:
@@ -98,9 +98,9 @@ def test_a_layer_that_is_used_twice_is_refitted() -> None:
     net, batches = Twice().eval(), [torch.randn(256, 6)]
     compensate = sec.LeastSquares(batches)
     sec.apply(net, sec.plan(sec.trace(net, batches[0]), sec.Ratio(0.4)), compensate=compensate)
-    assert "shared.weight" in [layer.name for layer in compensate.outcome.layers]
-    assert compensate.outcome.after < 0.5 * compensate.outcome.before
-    assert not any("shared.weight" in note for note in compensate.outcome.notes)
+    assert "shared.weight" in [layer.name for layer in sec.outcome(net).layers]
+    assert sec.outcome(net).after < 0.5 * sec.outcome(net).before
+    assert not any("shared.weight" in note for note in sec.outcome(net).notes)
 
 
 @pytest.mark.parametrize("how", ["eager", "grouped_mm", "batched_mm"])
@@ -111,13 +111,13 @@ def test_experts_are_refitted_however_they_are_carried_out(how: str) -> None:
     config._experts_implementation = how
     model = MixtralForCausalLM(config).eval()
     batches = [{"input_ids": torch.randint(0, 99, (8, 16))} for _ in range(3)]
-    plan = sec.plan(sec.trace(model, batches[0]), {"*.experts.down_proj": 0.5}, round_to=8)
+    plan = sec.plan(sec.trace(model, batches[0]), {"*.experts.gate_up_proj": 0.5}, round_to=8)
     compensate = sec.LeastSquares(batches)
     sec.apply(model, plan, compensate=compensate)
-    layers = [layer for layer in compensate.outcome.layers if layer.name.endswith("experts.down_proj")]
+    layers = [layer for layer in sec.outcome(model).layers if layer.name.endswith("experts.down_proj")]
     assert len(layers) == 8  # four experts in each of two layers
     assert all(layer.after < 0.8 * layer.before for layer in layers)
-    assert not any("experts" in note for note in compensate.outcome.notes)
+    assert not any("experts" in note for note in sec.outcome(model).notes)
     assert model.config._experts_implementation == how
 
 
@@ -157,16 +157,3 @@ def test_a_fit_of_a_recurrence_that_does_not_help_is_taken_back(monkeypatch) -> 
     with pytest.warns(sec.SecateurWarning, match="taken back"):
         sec.apply(net, plan, compensate=compensate)
     assert all(torch.equal(a, b) for a, b in zip(net.parameters(), plain.parameters(), strict=True))
-
-
-def test_batches_beyond_the_memory_that_is_allowed_are_left_out() -> None:
-    torch.manual_seed(0)
-    net, batches = nn.Sequential(nn.Linear(6, 24), nn.ReLU(), nn.Linear(24, 5)), [torch.randn(100, 6) for _ in range(8)]
-    plan = sec.plan(sec.trace(net, batches[0]), sec.Ratio(0.5))
-    compensate = sec.LeastSquares(batches, memory=1e5)
-    sec.apply(net, plan, compensate=compensate)
-    assert any("of 8 batches were used" in note for note in compensate.outcome.notes)
-    assert compensate.outcome.after < compensate.outcome.before
-    for wrong in (0, -1, True, "much"):
-        with pytest.raises(sec.CalibrationError, match="memory is a number of bytes"):
-            sec.LeastSquares(batches, memory=wrong)

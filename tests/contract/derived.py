@@ -6,17 +6,21 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
+from commutation import SizeOf
 from sampling import Draw, Sample
 from torch import Tensor
 
-from secateur.verify.commutation import SizeOf
-
-aten = torch.ops.aten
+from secateur.compat import aten, is_pointwise
 
 
 def returns_tensors(op: Any) -> bool:
     """TorchScript keeps ops on plain numbers and containers under the same names."""
     return any("Tensor" in str(result.type) and "Dict" not in str(result.type) for result in op._schema.returns)
+
+
+def takes_names(op: Any) -> bool:
+    """Some torches let dimensions have names; no rule is ever called with one."""
+    return "dimname" in op._overloadname
 
 
 def writes_out(op: Any) -> bool:
@@ -55,7 +59,7 @@ def pointwise_ops() -> Iterator[Any]:
         packet = getattr(aten, name.removeprefix("aten::"), None)
         for overload in packet.overloads() if packet is not None else ():
             op = getattr(packet, overload)
-            if torch.Tag.pointwise in op.tags and returns_tensors(op) and not writes_out(op):
+            if is_pointwise(op) and returns_tensors(op) and not writes_out(op):
                 yield op
 
 

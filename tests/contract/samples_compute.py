@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from sampling import Draw, Sample, call, groups_of, in_size, sample
+from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
-aten = torch.ops.aten
+from secateur.compat import aten
 
 
 @sample(aten.mm.default)
@@ -34,6 +37,17 @@ def bmm(draw: Draw) -> Sample:
     return call(draw.x(n, a, b), draw.x(n, b, c))
 
 
+@sample(aten._sparse_addmm.default)
+def sparse_addmm(draw: Draw) -> Sample:
+    a, b, c = draw.sizes(3)
+
+    def run(added: Tensor, one: Tensor, other: Tensor, **kwargs: Any) -> Tensor:
+        added = added.expand(one.shape[0], other.shape[1]).clone()
+        return aten._sparse_addmm.default(added, one.to_sparse(), other, **kwargs)
+
+    return Sample((draw.x(a, c), draw.x(a, b), draw.x(b, c)), {}, True, run)
+
+
 @sample(aten.baddbmm.default)
 def baddbmm(draw: Draw) -> Sample:
     n, a, b, c = draw.sizes(4)
@@ -57,6 +71,12 @@ def mv(draw: Draw) -> Sample:
 def addmv(draw: Draw) -> Sample:
     a, b = draw.sizes(2)
     return call(draw.x(a), draw.x(a, b), draw.x(b))
+
+
+@sample(aten.addr.default)
+def addr(draw: Draw) -> Sample:
+    a, b = draw.sizes(2)
+    return call(draw.x(a, b), draw.x(a), draw.x(b))
 
 
 @sample(aten.dot.default, aten.vdot.default)

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from sampling import Draw, Sample, call, sample, shapes_only
 
-aten = torch.ops.aten
+from secateur.compat import aten
 
 
 @sample(aten.clone.default, aten.alias.default, aten.detach.default, aten.lift_fresh.default, aten.lift.default)
@@ -176,6 +176,17 @@ def masked_fill(draw: Draw) -> Sample:
 @sample(aten.masked_fill.Tensor)
 def masked_fill_tensor(draw: Draw) -> Sample:
     return call(*masked_fill(draw).args[:2], draw.x())
+
+
+@sample(aten.masked_fill_.Scalar)
+def masked_fill_in_place(draw: Draw) -> Sample:
+    a, b = draw.sizes(2)
+    return call(draw.x(a, b), draw.bools(*draw.rng.choice([(a, b), (b,), (a, 1)])), draw.rng.choice([0, 1.5]))
+
+
+@sample(aten.masked_fill_.Tensor)
+def masked_fill_tensor_in_place(draw: Draw) -> Sample:
+    return call(*masked_fill_in_place(draw).args[:2], draw.x())
 
 
 @sample(aten.copy.default, aten.copy_.default)

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from sampling import Draw, Sample, call, out_size, out_sizes, sample, shapes_only
 
-aten = torch.ops.aten
+from secateur.compat import aten
 
 
 def _dim(draw: Draw) -> int:
@@ -44,6 +44,39 @@ def over_all(draw: Draw) -> Sample:
     return call(draw.x(*draw.sizes(3)))
 
 
+@sample(aten.median.default, aten.nanmedian.default)
+def in_the_middle(draw: Draw) -> Sample:
+    return call(draw.x(*draw.sizes(2)))
+
+
+@sample(aten.aminmax.default)
+def least_and_most(draw: Draw) -> Sample:
+    return call(draw.x(*draw.sizes(2)))
+
+
+@sample(aten.aminmax.default)
+def least_and_most_along(draw: Draw) -> Sample:
+    return call(draw.x(*draw.sizes(2)), dim=1, keepdim=_flag(draw))
+
+
+@sample(aten.dist.default)
+def distance(draw: Draw) -> Sample:
+    a, b = draw.sizes(2)
+    return call(draw.x(a, b), draw.x(b), draw.rng.choice([1.0, 2.0]))
+
+
+@sample(aten.mse_loss.default, aten.smooth_l1_loss.default, aten.huber_loss.default)
+def loss(draw: Draw) -> Sample:
+    a, b = draw.sizes(2)
+    return call(draw.x(a, b), draw.x(a, b), draw.rng.choice([0, 2]))
+
+
+@sample(aten.mse_loss.default)
+def mean_loss(draw: Draw) -> Sample:
+    a, b = draw.sizes(2)
+    return call(draw.x(a, b), draw.x(b), draw.rng.choice([0, 1, 2]))
+
+
 @sample(aten._is_all_true.default, aten._is_any_true.default)
 def truth(draw: Draw) -> Sample:
     return call(draw.bools(*draw.sizes(2)))
@@ -73,6 +106,18 @@ def norm_all(draw: Draw) -> Sample:
 @sample(aten.norm.ScalarOpt_dim_dtype)
 def norm_dtype(draw: Draw) -> Sample:
     return call(draw.x(*draw.sizes(3)), 2, [1], _flag(draw), dtype=torch.float64)
+
+
+@sample(aten._cdist_forward.default)
+def distances(draw: Draw) -> Sample:
+    n, a, b, k = draw.sizes(4)
+    return call(draw.x(n, a, k), draw.x(n, b, k), draw.rng.choice([2.0, 1.0, 3.5, float("inf")]), None)
+
+
+@sample(aten._euclidean_dist.default)
+def euclidean_distances(draw: Draw) -> Sample:
+    a, b, k = draw.sizes(3)
+    return call(draw.x(a, k), draw.x(b, k))
 
 
 @sample(aten.prod.dim_int, aten.all.dim, aten.any.dim)

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import torch
+from commutation import Seen, SizeOf
 from sampling import Draw, Sample, bound, call, out_size, out_sizes, sample
 
 from secateur.axes import Layout, factor, pieces
-from secateur.verify.commutation import Seen, SizeOf
-
-aten = torch.ops.aten
+from secateur.compat import aten
 
 
 @sample(aten.view.default, aten._unsafe_view.default, aten.reshape.default)

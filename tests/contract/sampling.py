@@ -8,10 +8,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+from commutation import SizeOf
 from torch import Tensor
 
 from secateur.axes import factor, pieces
-from secateur.verify.commutation import SizeOf
 
 
 class Draw:
@@ -59,10 +59,10 @@ SAMPLES: dict[Any, list[Maker]] = {}
 
 
 def sample(*ops: Any) -> Callable[[Maker], Maker]:
-    """Register a sample for every one of the ops, which take the same arguments."""
+    """Register a sample for every one of the ops that this torch has, which take the same arguments."""
 
     def register(maker: Maker) -> Maker:
-        for op in ops:
+        for op in filter(None, ops):
             SAMPLES.setdefault(op, []).append(maker)
         return maker
 

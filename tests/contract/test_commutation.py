@@ -10,28 +10,29 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+import samples_chance
 import samples_compute
 import samples_pointwise
 import samples_reduce
 import samples_view
 import torch
-from derived import by_schema, functional_of, into_out, pointwise_ops, returns_tensors, writes_out
+from commutation import Verdict, commutation
+from derived import by_schema, functional_of, into_out, pointwise_ops, returns_tensors, takes_names, writes_out
 from sampling import SAMPLES, Draw, Maker, Sample
 from zoo_ops import NO_RULE_NEEDED, ZOO_OPS
 
-from secateur.trace import registry
-from secateur.verify.commutation import Verdict, commutation
+from secateur.compat import aten
+from secateur.ops import record
 
-aten = torch.ops.aten
 DRAWS = int(os.environ.get("SECATEUR_DRAWS", "6"))
-RULES = {**registry.registered(), **registry._FUNCTIONS}
-FILES = (samples_compute, samples_pointwise, samples_reduce, samples_view)  # imported to register
+RULES = {**record.records(), **record.function_records()}
+FILES = (samples_chance, samples_compute, samples_pointwise, samples_reduce, samples_view)  # imported to register
 
 # Samples in which nothing can be cut exactly: positions are chosen, counted, ranked or mixed along every dimension.
 WHOLE = {
     *("roll_flat", "as_strided", "grouped_mm_of_equal_groups", "over_all", "truth", "histc", "bincount", "found"),
     *("masked_select", "searchsorted", "bucketize", "scalar_tensor", "counted", "arange_start", "arange_step"),
-    *("linspace", "eye", "triangle_indices"),
+    *("linspace", "eye", "triangle_indices", "randperm_from", "least_and_most", "in_the_middle"),
 }
 
 
@@ -69,7 +70,8 @@ def test_every_rule_commutes(op: Any, maker: Maker) -> None:
 
 def test_every_rule_is_tried() -> None:
     tried = {op for op in RULES if op in SAMPLES}
-    derived = {op for op in RULES if op not in tried and (not returns_tensors(op) or writes_out(op))}
+    others = [op for op in RULES if op not in tried]
+    derived = {op for op in others if not returns_tensors(op) or writes_out(op) or takes_names(op)}
     assert [_name(op) for op in RULES if op not in tried | derived] == []
 
 
@@ -97,7 +99,7 @@ def in_place() -> dict[Any, list[Maker]]:
             packet = getattr(aten, op._schema.name.partition("::")[2] + "_", None)
             if packet is not None and op._overloadname in packet.overloads():
                 variant = getattr(packet, op._overloadname)
-                if variant not in SAMPLES and registry.rule_for(variant) is not None:
+                if variant not in SAMPLES and record.record_of(variant) is not None:
                     found[variant] = makers
     return found
 

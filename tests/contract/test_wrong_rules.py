@@ -7,28 +7,28 @@ from typing import Any
 
 import pytest
 import torch
+from commutation import commutation
 from sampling import Draw, Maker, Sample, call, groups_of, in_size, out_sizes
 
 from secateur.axes import Atom, Product, resolve, unify
+from secateur.compat import aten
 from secateur.errors import VerifyError
-from secateur.trace import registry
-from secateur.trace.value import Call, Value
-from secateur.verify.commutation import commutation
+from secateur.ops import record
+from secateur.ops.value import Call, Value
 
-aten = torch.ops.aten
 WrongRule = Callable[..., Any]
 
 
 @pytest.fixture
 def plant(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[Any, WrongRule], None]]:
     def put(op: Any, rule: WrongRule) -> None:
-        rules = registry._RULES if isinstance(op, torch._ops.OpOverload) else registry._FUNCTIONS
-        monkeypatch.setitem(rules, op, rule)
-        registry.rule_for.cache_clear()
+        records = record._RECORDS if record.is_op(op) else record._FUNCTIONS
+        monkeypatch.setitem(records, op, record.Record(rule))
+        record.record_of.cache_clear()
 
     yield put
     monkeypatch.undo()
-    registry.rule_for.cache_clear()
+    record.record_of.cache_clear()
 
 
 def found(op: Any, maker: Maker, times: int = 6) -> str:

@@ -15,22 +15,22 @@ import torch
 import secateur as sec
 from secateur.cli import main
 from secateur.cli.exits import Exit
-from secateur.demo import Outcome, Stage, run
+from secateur.demo import DemoOutcome, Stage, run
 from secateur.demo.data import DemoError, digits, fashion_mnist
 from secateur.demo.nets import ResidualNet, RowLSTM
 
 
-def measured(outcome: Outcome) -> list[Stage]:
+def measured(outcome: DemoOutcome) -> list[Stage]:
     """All but the clock."""
     return [replace(stage, seconds=0.0) for stage in outcome.stages]
 
 
 @pytest.fixture(scope="module")
-def whole() -> tuple[Outcome, ...]:
+def whole() -> tuple[DemoOutcome, ...]:
     return run()
 
 
-def test_the_job(whole: tuple[Outcome, ...]) -> None:
+def test_the_job(whole: tuple[DemoOutcome, ...]) -> None:
     """Both learn, both are cut to half of the MACs, both are as good again after recovery."""
     assert [outcome.name for outcome in whole] == ["residual net", "LSTM"]
     for outcome in whole:
@@ -46,7 +46,7 @@ def test_the_job(whole: tuple[Outcome, ...]) -> None:
         assert cut.seconds < before.seconds
 
 
-def test_the_sweep_is_of_accuracy(whole: tuple[Outcome, ...]) -> None:
+def test_the_sweep_is_of_accuracy(whole: tuple[DemoOutcome, ...]) -> None:
     for outcome in whole:
         assert outcome.sweep.metric == "accuracy"
         assert outcome.sweep.whole == outcome.stages[0].accuracy

@@ -11,6 +11,7 @@ DOCS = ROOT / "docs"
 PAGES = [ROOT / "README.md", ROOT / "CHANGELOG.md", *sorted(DOCS.rglob("*.md"))]
 
 _FENCE = re.compile(r"^```(?P<language>\S*)(?P<rest>[^\n]*)\n(?P<body>.*?)^```$", re.DOTALL | re.MULTILINE)
+_NEEDS = re.compile(r"<!-- needs: ([\w ]+) -->\n")
 _TITLE = re.compile(r'^ title="([^"]*)"$|^ \{\.py title="([^"]*)"\}$')  # the second is not touched by formatters
 
 
@@ -35,6 +36,12 @@ def blocks(text: str) -> list[Block]:
         name = "" if title is None else title[2] or title[1] or ""
         found.append(Block("py" if shown else match["language"], name, match["body"], line))
     return found
+
+
+def needs(text: str) -> list[str]:
+    """The packages that a page is about, as a comment at its top says: `<!-- needs: peft -->`."""
+    found = _NEEDS.match(text)
+    return found[1].split() if found else []
 
 
 def prose(text: str) -> str:

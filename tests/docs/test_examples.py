@@ -53,7 +53,16 @@ def test_masks_to_cuts() -> None:
         assert left < 0.5
 
 
+def test_rigl() -> None:
+    zeros, accuracy = _run("rigl")
+    assert 0.89 < zeros < 0.91
+    assert accuracy > 0.93
+
+
+BY_OTHERS = ("iterate", "bert_heads", "penalty_lightning")  # run by the tests of its room, and by `make ecosystem`
+
+
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
 def test_each_is_run_and_shown(path: Path) -> None:
-    assert f"test_{path.stem}" in globals() or path.stem == "iterate"  # that one is run by the tests of its room
+    assert f"test_{path.stem}" in globals() or path.stem in BY_OTHERS
     assert f'--8<-- "examples/{path.name}"' in (ROOT / "docs" / "examples.md").read_text()

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from docs.pages import PAGES, ROOT, Block, blocks, fits
+from docs.pages import PAGES, ROOT, Block, blocks, fits, needs
 
 
 def _id(page: Path) -> str:
@@ -58,6 +58,8 @@ class _Reader:
 
 @pytest.mark.parametrize("page", PAGES, ids=_id)
 def test_page(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    for package in needs(page.read_text()):
+        pytest.importorskip(package, reason=f"{_id(page)} is about {package}; `make ecosystem` installs it")
     monkeypatch.chdir(tmp_path)
     torch.manual_seed(0)
     reader = _Reader(page, capsys)

@@ -51,6 +51,7 @@ class Net(nn.Module):
         self.out.weight = self.embed.weight
 
     def forward(self, ids: Tensor) -> Tensor:
+        self.offset = self.offset * 1  # its own: what a model is only given is not cut
         h = torch.relu(self.norm(self.up(self.embed(ids)))) + self.offset
         h = h.reshape(-1, 4, self.width // 4).reshape(ids.shape[0], self.width)
         return self.out(self.down(h))

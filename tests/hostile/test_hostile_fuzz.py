@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from secateur import FileError, Plan, PlanError
 from secateur.io import load
-from secateur.io.state import State
+from secateur.io.tensors import State
 
 FUZZ = settings(max_examples=120, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 

@@ -9,7 +9,7 @@ from torch import nn
 
 import secateur as sec
 from secateur.io import load, save
-from secateur.io.state import State
+from secateur.io.tensors import State
 
 
 def test_another_class(tmp_path):
@@ -94,7 +94,7 @@ def test_a_failure_at_any_step_changes_nothing(tmp_path, monkeypatch, error, pla
     """Each step of loading fails in turn; the model is as it was, and loads when nothing fails."""
     save(cut_net() if plan else Net(), tmp_path / "file")
     steps = 0
-    for name in ("Cut", "remember", "_check_tensor"):
+    for name in ("carry_out", "remember", "_check_tensor"):
         if plan or name == "_check_tensor":
             steps += 1
             model = Net()

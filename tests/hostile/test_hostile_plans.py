@@ -67,6 +67,10 @@ def test_the_plan_is_right_before_it_is_changed(data):
         ([None], "whole numbers"),
         ([2**63], "below 2"),
         ([10**400], "below 2"),
+        (99, "mask 99 says, but has"),
+        (-1, "mask -1 says"),
+        (10**30, "says, but has"),
+        (True, "should be a list"),
         ("0123", "should be a list"),
         ({"0": 1}, "should be a list"),
         (None, "should be a list"),
@@ -75,6 +79,31 @@ def test_the_plan_is_right_before_it_is_changed(data):
 def test_positions(data, both, index, words):
     data["tensors"]["up.weight"]["keep"]["0"] = index
     both(data, words)
+
+
+@pytest.mark.parametrize(
+    ("mask", "words"),
+    [
+        ("", "ends? with a byte that keeps"),
+        ("AA==", "ends? with a byte that keeps"),
+        ("AQA=", "ends? with a byte that keeps"),
+        ("AQ", "base64"),
+        ("AQ==AQ==", "base64"),
+        ("A Q==", "base64"),
+        ("ÄQ==", "base64"),
+        ("\x00", "base64"),
+        ("AAAB", "keeps position 16 of"),
+        ("A" * (4 * 2**20) + "AAAB", "for more than 16777216 positions"),
+        ("A" * (12 * 2**20), "longer than those of any plan"),
+        (3, "list of text"),
+        (None, "list of text"),
+    ],
+    ids=lambda item: str(item)[:20],
+)
+def test_masks(data, both, mask, words):
+    data["tensors"]["up.weight"]["keep"]["0"] = len(data["masks"])
+    both({**data, "masks": [*data["masks"], mask]}, words)
+    both({**data, "masks": mask}, "list of text")
 
 
 @pytest.mark.parametrize("dim", ["-1", "2", "99", "100", "00", "0 ", "", "x", "1.0", "²", "9" * 5000])
@@ -242,7 +271,7 @@ def test_axes_and_costs(data, both):
 
 
 def test_versions(data, both, tmp_path):
-    for version in (0, 2, -1, 10**30, True, "1", 1.0, None):
+    for version in (0, 3, -1, 10**30, True, "1", 1.0, None):
         both({**data, "secateur_plan": version}, "version|secateur_plan")
         changed = genuine().changed(lambda said, v=version: said.update(version=v, library="9.9"))
         refuses(changed.to(tmp_path / "file"), "it has layout .* reads 1; load it with what wrote it, version '9.9'")
@@ -276,7 +305,7 @@ def test_json_bombs(data, unread):
     for constant in ("NaN", "Infinity", "-Infinity"):
         unread(text.replace('"value": 8', f'"value": {constant}'), f"{constant} is not a number")
     unread(text.replace('"axes":', '"axes": [], "axes":'), "the same key twice")
-    unread(text.replace('"0": [', '"0": [0], "0": [', 1), "the same key twice")
+    unread(text.replace('"0": ', '"0": [0], "0": ', 1), "the same key twice")
     unread(text.replace('"value": 8', '"value": 1e400'), "value should be int")
 
 

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 import secateur as sec
 from oracle import Net
 from secateur.axes import keep_mask
-from secateur.plan.problem import Problem
+from secateur.planning.problem import Problem
 
 
 def residual() -> tuple[nn.Module, Tensor]:

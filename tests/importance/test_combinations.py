@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 import secateur as sec
 from secateur.importance import FPGM, LAMP, Activation, Magnitude, Random, Sum, Taylor
-from secateur.importance.normalise import normalised
+from secateur.importance.scope import normalised
 
 
 def constant(*values: float) -> Any:

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from secateur.importance.elimination import Part, eliminate
+from secateur.importance.elimination import Regression, eliminate
 
 
 def naively(moments: np.ndarray, weight: np.ndarray, owner: np.ndarray, size: int) -> np.ndarray:
@@ -44,5 +44,5 @@ def test_scores_are_those_of_fits_made_anew(owner: list[int]) -> None:
     x = torch.randn(200, len(owner), dtype=torch.float64) @ torch.randn(len(owner), len(owner), dtype=torch.float64)
     moments, weight = x.mT @ x / 200, torch.randn(5, len(owner), dtype=torch.float64)
     size = max(owner) + 1
-    got = eliminate([Part(moments.inverse(), weight, torch.tensor(owner))], size)
+    got = eliminate([Regression(moments.inverse(), weight, torch.tensor(owner))], size)
     np.testing.assert_allclose(got.numpy(), naively(moments.numpy(), weight.numpy(), np.array(owner), size), rtol=1e-6)

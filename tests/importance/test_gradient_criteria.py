@@ -90,10 +90,10 @@ def test_taylor_is_what_the_loss_changes_by_when_a_position_fades() -> None:
     (batch,) = batches_for("residual", 1)
     got = scores(graph, Taylor([batch], loss))["a channels"]
     (axis,) = graph.axes
-    graph.model.double()
+    precise = copy.deepcopy(graph.model).double()
 
     def faded(position: int, epsilon: float) -> float:
-        model = copy.deepcopy(graph.model)
+        model = copy.deepcopy(precise)
         with torch.no_grad():
             for name, slices in gone_with(graph, axis, position).items():
                 for dim, gone in slices:
@@ -181,7 +181,7 @@ def test_sparse_gradients_are_summed_like_others(criterion: Any) -> None:
 def test_other_precisions(dtype: torch.dtype) -> None:
     graph, batches = traced("flattened"), batches_for("flattened")
     want = scores(graph, Taylor(batches, loss))["conv channels"]
-    graph.model.to(dtype)
+    graph = sec.trace(graph.model.to(dtype), graph.example.to(dtype))
     got = scores(graph, Taylor([batch.to(dtype) for batch in batches], loss))["conv channels"]
     assert torch.allclose(got, want, rtol=0.3 if dtype == torch.bfloat16 else 1e-4, atol=0.05 * want.max())
 

@@ -11,8 +11,8 @@ from torch import Tensor, nn
 
 import secateur as sec
 from oracle import Net
-from secateur.importance.fpgm import FPGM
-from secateur.importance.magnitude import Magnitude
+from secateur.importance import FPGM, JointCriterion, Magnitude, Weights
+from secateur.importance.weights import slice_sums
 
 
 @pytest.mark.parametrize("p", [1.0, 2.0, 3.0])
@@ -93,8 +93,8 @@ def test_chunked_sums_of_large_tensors_are_the_plain_sums() -> None:
     weight = torch.randn(700, 3, 500, generator=torch.Generator().manual_seed(0))
     for dim in range(3):
         rows = weight.double().movedim(dim, 0).flatten(1)
-        assert torch.allclose(Magnitude().slices(weight, dim), rows.square().sum(1), rtol=1e-5)
-        assert torch.allclose(Magnitude(1).slices(weight, dim), rows.abs().sum(1), rtol=1e-5)
+        assert torch.allclose(slice_sums(weight, (dim,), Magnitude().powers)[dim], rows.square().sum(1), rtol=1e-5)
+        assert torch.allclose(slice_sums(weight, (dim,), Magnitude(1).powers)[dim], rows.abs().sum(1), rtol=1e-5)
     rows = weight[:, :, 0].double()
     plain = (rows[:, None] - rows[None]).norm(dim=-1).sum(1)
     assert torch.allclose(FPGM().distances(weight[:, :, 0]), plain, rtol=1e-6)
@@ -103,7 +103,7 @@ def test_chunked_sums_of_large_tensors_are_the_plain_sums() -> None:
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_low_precision_weights_are_summed_in_high(dtype: torch.dtype) -> None:
     weight = torch.full((2, 40_000), 3.0, dtype=dtype)
-    assert Magnitude().slices(weight, 0).tolist() == [360_000.0, 360_000.0]
+    assert slice_sums(weight, (0,), Magnitude().powers)[0].tolist() == [360_000.0, 360_000.0]
 
 
 def test_a_function_is_a_criterion() -> None:
@@ -154,3 +154,30 @@ def test_criteria_read_weights_and_change_nothing() -> None:
     for criterion in (sec.Magnitude(), sec.FPGM(), sec.BNScale(), sec.Random(0)):
         sec.plan(graph, sec.Ratio(0.5), importance=criterion)
     assert all(torch.equal(before[k], v) for k, v in graph.model.state_dict().items())
+
+
+def test_a_function_may_ask_a_criterion_that_scores_all_axes_at_once() -> None:
+    graph, asked = traced("concat"), []
+
+    class Counted(JointCriterion):
+        def scores(self, weights: Weights) -> dict[sec.Axis, Tensor]:
+            asked.append([axis.name for axis in weights.axes])
+            return weights.sum(torch.square)
+
+    criterion = Counted()
+    got = scores(graph, lambda context: criterion(context).sqrt())
+    assert asked == [[axis.name for axis in graph.axes]]
+    want = scores(graph, sec.Magnitude())
+    assert all(torch.equal(got[name], want[name]) for name in want)
+
+
+def test_each_parameter_is_passed_over_once() -> None:
+    graph, seen = traced("tied"), []
+
+    def sums(name: str, parameter: Tensor, dims: Any) -> dict[int, Tensor]:
+        seen.append((name, tuple(dims)))
+        return {}
+
+    Weights(graph, graph.axes).gather(sums)
+    assert [name for name, _ in seen] == ["first.weight", "first.bias", "a.weight", "a.bias", "last.weight"]
+    assert dict(seen)["a.weight"] == (0, 1)

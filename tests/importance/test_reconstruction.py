@@ -11,8 +11,8 @@ from torch import nn
 import secateur as sec
 from secateur.calibrate import products
 from secateur.errors import SecateurError
-from secateur.importance import readers
-from secateur.importance.readers import Readers
+from secateur.importance import reconstruction
+from secateur.importance.reconstruction import MomentStore
 
 
 def residual(inputs: np.ndarray, targets: np.ndarray) -> float:
@@ -39,9 +39,9 @@ def test_scores_are_what_the_error_of_a_fit_grows_by() -> None:
     net = nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 5))
     x = torch.randn(400, 6)
     (scores,) = scored(net, [x]).values()
-    stakes = Readers(net, [x]).of({"2.weight"})["2.weight"][0].stakes[0].numpy()
+    fisher = MomentStore(net, [x]).of({"2.weight"})["2.weight"][0].fisher[0].numpy()
     hidden = torch.relu(net[0](x)).detach().double().numpy()
-    targets = hidden @ net[2].weight.detach().double().numpy().T * np.sqrt(stakes)
+    targets = hidden @ net[2].weight.detach().double().numpy().T * np.sqrt(fisher)
     left, floor, before = list(range(8)), 0.0, 0.0
     for _ in range(8):
         errors = {j: residual(hidden[:, [i for i in left if i != j]], targets) - before for j in left}
@@ -72,11 +72,11 @@ def test_an_axis_that_only_data_reads_is_scored_by_what_makes_it() -> None:
 def test_moments_that_do_not_fit_in_memory_take_more_passes_and_come_to_the_same(monkeypatch) -> None:
     net, batches = timm.create_model("test_resnet").eval(), [torch.randn(8, 3, 64, 64) for _ in range(2)]
     passes = []
-    original = Readers._pass
-    monkeypatch.setattr(Readers, "_pass", lambda self, names: passes.append(names) or original(self, names))
+    original = MomentStore._pass
+    monkeypatch.setattr(MomentStore, "_pass", lambda self, names: passes.append(names) or original(self, names))
     once = scored(net, batches)
     assert len(passes) == 1
-    monkeypatch.setattr(readers, "_HELD", 1)
+    monkeypatch.setattr(reconstruction, "_HELD", 1)
     many = scored(net, batches)
     assert len(passes) == 1 + len(many)
     assert all(torch.equal(once[name], many[name]) for name in once)
@@ -87,11 +87,11 @@ def test_a_layer_that_is_too_wide_for_its_moments_is_scored_by_variances(monkeyp
     net, x = nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 5)), torch.randn(400, 6)
     monkeypatch.setattr(products, "WIDEST", 7)
     (scores,) = scored(net, [x]).values()
-    reader = Readers(net, [x]).of({"2.weight"})["2.weight"][0]
+    moments = MomentStore(net, [x]).of({"2.weight"})["2.weight"][0]
     spread = torch.relu(net[0](x)).detach().double().var(0, correction=0)
-    want = (net[2].weight.detach().double().square() * reader.stakes[0].unsqueeze(1)).sum(0) * spread
+    want = (net[2].weight.detach().double().square() * moments.fisher[0].unsqueeze(1)).sum(0) * spread
     torch.testing.assert_close(scores.sort().values, want.sort().values, rtol=1e-4, atol=1e-9)
-    assert reader.xx.shape == (1, 8)
+    assert moments.xx.shape == (1, 8)
 
 
 def test_the_model_is_as_it_was() -> None:
@@ -111,3 +111,16 @@ def test_bad_batches_are_refused() -> None:
     for batches in ([], torch.zeros(3, 6), None):
         with pytest.raises(SecateurError, match="batches"):
             sec.plan(sec.trace(net, torch.zeros(1, 6)), sec.Ratio(0.5), importance=sec.Reconstruction(batches))
+
+
+@pytest.mark.parametrize("follows", ["bias", "norm", "nothing"])
+def test_a_constant_is_free_only_where_a_shift_can_take_its_place(follows: str) -> None:
+    torch.manual_seed(0)
+    last = [nn.Linear(4, 2, bias=follows == "bias")] + ([nn.BatchNorm1d(2)] if follows == "norm" else [])
+    net = nn.Sequential(nn.Linear(6, 4), *last, nn.Tanh(), nn.Linear(2, 3)).eval()
+    with torch.no_grad():
+        net[0].weight[1], net[0].bias[1] = 0.0, 5.0
+    batches = [torch.randn(64, 6)]
+    graph = sec.trace(net, batches[0])
+    kept = sec.plan(graph, {"0.weight": 0.25}, importance=sec.Reconstruction(batches)).axes[0].keep
+    assert (1 in kept) == (follows == "nothing")

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from transformers import LlamaConfig, LlamaForCausalLM
 
 import secateur as sec
+from oracle import each_axis
 
 
 class LSTMClassifier(nn.Module):
@@ -86,7 +87,8 @@ def run(model: nn.Module, example: Any) -> Tensor:
 
 
 def cut(model: nn.Module, example: Any, ratio: float = 0.5) -> nn.Module:
-    return sec.apply(model, sec.plan(sec.trace(model, example), sec.Ratio(ratio)), verify=False)
+    graph = sec.trace(model, example)
+    return sec.apply(model, sec.plan(graph, each_axis(graph, ratio)), verify=False)
 
 
 def facts(model: nn.Module) -> dict[str, Any]:

@@ -6,7 +6,7 @@ from torch import nn
 
 import secateur as sec
 from secateur import ao
-from secateur.apply import plan_of
+from secateur.pipeline.apply import plan_of
 from secateur.surgery.bias import added_biases, ensure_bias
 
 

@@ -7,8 +7,11 @@ import fcntl
 import json
 import os
 import shutil
+import signal
 import subprocess
+import sys
 import tempfile
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -20,7 +23,8 @@ from selenium.webdriver.common.by import By
 from selenium.webdriver.remote.webelement import WebElement
 from selenium.webdriver.support.ui import WebDriverWait
 
-_INSTALL = "apt-get update && apt-get install -y chromium chromium-driver"
+_WAIT = "-o DPkg::Lock::Timeout=600"  # seconds for another apt-get to finish
+_INSTALL = f"apt-get {_WAIT} update && apt-get {_WAIT} install -y chromium chromium-driver"
 _FLAGS = (
     "--headless",
     "--no-sandbox",
@@ -39,15 +43,30 @@ def _programs() -> tuple[str, str] | None:
 
 
 def installed() -> tuple[str, str]:
-    """Chromium and its driver; installed if that can be done here, and a failure, not a skip, if it cannot."""
+    """Chromium and its driver; installed if that can be done here. Without them tests are skipped, but fail in CI."""
     with Path(tempfile.gettempdir(), "secateur-chromium.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)  # several workers may come here at once
-        if _programs() is None and os.geteuid() == 0 and shutil.which("apt-get"):
-            subprocess.run(_INSTALL, shell=True, check=False, capture_output=True, timeout=600)
+        said = install(_INSTALL) if _programs() is None and os.geteuid() == 0 and shutil.which("apt-get") else ""
     found = _programs()
     if found is None:
-        pytest.fail(f"the report is tested in Chromium, which is not here. As root: {_INSTALL}")
+        told = f"the report is tested in Chromium, which is not here. As root: {_INSTALL}"
+        (pytest.fail if os.environ.get("CI") else pytest.skip)(f"{told}\n{said}".rstrip())
     return found
+
+
+def install(command: str, seconds: float = 900) -> str:
+    """Run a command, showing what it says as it says it, and give that back; it is ended when it takes too long."""
+    said: list[str] = []
+    pipes: dict[str, Any] = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
+    with subprocess.Popen(command, shell=True, start_new_session=True, text=True, **pipes) as running:
+        late = threading.Timer(seconds, os.killpg, (running.pid, signal.SIGKILL))  # and whatever the shell has started
+        late.start()
+        for line in running.stdout or ():
+            said.append(line)
+            print(line, end="", file=sys.__stderr__, flush=True)
+        late.cancel()
+    ended = f"ended with {running.returncode} (after {seconds:g} s it is killed)" if running.returncode else ""
+    return "".join(said[-20:]) + ended
 
 
 class Browser:

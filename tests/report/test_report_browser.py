@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from itertools import pairwise
 from pathlib import Path
 
+import chromium
 import pytest
+import torch
 from chromium import Browser, browser
 from selenium.webdriver.common.action_chains import ActionChains
 from selenium.webdriver.common.keys import Keys
 from stories import HOSTILE, densenet, hostile, resnet, tiny
+from torch import nn
 
+import secateur as sec
+from secateur.planning.plans import make_plan
 from secateur.report import Story, write_html
 from secateur.report.palette import colours
 
@@ -302,3 +308,71 @@ def test_a_large_model_stays_quick(chrome: Browser, tmp_path: Path) -> None:
     show(chrome, "layers")
     chrome.wait(f"return document.querySelectorAll('#chart-layers .bars .point').length === {2 * len(story.layers)}")
     assert chrome.logged() == []
+
+
+def wide(size: int = 5_000) -> Story:
+    """One axis with thousands of positions, every third of which goes."""
+    net = nn.Sequential(nn.Linear(4, size), nn.ReLU(), nn.Linear(size, 2))
+    graph = sec.trace(net, torch.zeros(1, 4))
+    kept = torch.tensor([i for i in range(size) if i % 3])
+    scores = {"0 features": tuple(float(i % 100) for i in range(size))}
+    return Story.of(graph, make_plan(graph, {graph.axes[0]: kept}), scores=scores)
+
+
+@pytest.mark.parametrize("width", [390, 1280])
+def test_thousands_of_positions_are_drawn_in_bins(chrome: Browser, tmp_path: Path, width: int) -> None:
+    write_html(wide(), tmp_path / "report.html")
+    chrome.open(tmp_path / "report.html", width=width)
+    show(chrome, "axis")
+    room = chrome.run("return document.getElementById('chart-axis').clientWidth")
+    drawn = "const c = document.getElementById('chart-axis').data; return c.map((t) => [t.name, t.x, t.y, t.text])"
+    kept, removed = chrome.run(drawn)
+    bins = len(kept[1]) // 3
+    assert room / 8 < bins <= room / 3  # bars that can be told apart
+    assert len(removed[1]) == len(kept[1])
+    assert removed[2][0::3] == kept[2][1::3]  # one on top of the other
+    each = int(chrome.one("#chart-axis .xtitle").text.removeprefix("position, ").removesuffix(" in each bar"))
+    assert kept[3][1].startswith(f"positions 0–{each - 1}: ")
+    shares = [top / whole for top, whole in zip(kept[2][1::3], removed[2][1::3], strict=True)]
+    assert all(abs(share - 2 / 3) < 1 / each for share in shares[:-1])
+    means = sum(whole * each for whole in removed[2][1::3][:-1]) / (each * (bins - 1))
+    assert means == pytest.approx(49.5, abs=1.5)
+    chrome.one("#axis-order button:nth-child(2)").click()
+    ranked = [whole for _, _, y, _ in chrome.run(drawn)[1:] for whole in y[1::3]]
+    assert ranked == sorted(ranked, reverse=True)
+    assert chrome.logged() == []
+
+
+@pytest.mark.parametrize("make", [resnet, densenet], ids=["resnet", "densenet"])
+def test_rows_have_their_labels_on_a_phone(chrome: Browser, tmp_path: Path, make: Callable[[], Story]) -> None:
+    write_html(make(), tmp_path / "report.html")
+    chrome.open(tmp_path / "report.html", width=390)
+    show(chrome, "ties")
+    boxes = chrome.run(
+        """return [...document.querySelectorAll('#chart-ties .yaxislayer-above text')].map((tick) => {
+          const box = tick.getBoundingClientRect();
+          return [tick.textContent, box.left, box.right, box.top];
+        })"""
+    )
+    names = [axis.name for axis in make().axes]
+    assert min(len(names), 20) <= len(boxes) <= 40
+    assert all(left >= 0 and right < 390 / 2 for _, left, right, _ in boxes)
+    assert all(any(name.endswith(text.removeprefix("…")) for name in names) for text, *_ in boxes)
+    tops = sorted(top for *_, top in boxes)
+    assert min(b - a for a, b in pairwise(tops)) > 11
+
+
+def test_without_a_browser_tests_are_skipped_but_not_in_ci(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(chromium, "_programs", lambda: None)
+    monkeypatch.setattr(chromium.os, "geteuid", lambda: 1000)
+    monkeypatch.delenv("CI", raising=False)
+    with pytest.raises(pytest.skip.Exception, match=r"Chromium, which is not here\. As root: apt-get"):
+        chromium.installed()
+    monkeypatch.setenv("CI", "1")
+    with pytest.raises(pytest.fail.Exception, match=r"Chromium, which is not here\. As root: apt-get"):
+        chromium.installed()
+
+
+def test_what_an_installation_says_is_shown(capfd: pytest.CaptureFixture[str]) -> None:
+    assert chromium.install("echo waiting for the lock; exit 3").startswith("waiting for the lock\nended with 3")
+    assert chromium.install("echo begun; sleep 60", seconds=0.5).startswith("begun\nended with -9")

@@ -102,7 +102,8 @@ def test_all_that_a_story_has_is_in_the_page() -> None:
         assert text in page, text
     for anchor in ("stages", "layers", "sweep", "axes", "blocked", "notes"):
         assert f'id="{anchor}"' in page
-    assert "<b>34</b><span>convolution: kernel</span>" in page
+    assert "<b>2</b><span>a dimension of the model&#39;s output</span>" in page
+    assert "kernel" not in page  # nobody would cut one
     assert page.count('role="option"') == len(resnet().axes)
 
 

@@ -11,10 +11,12 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from jinja2 import UndefinedError
+from markupsafe import Markup
 from stories import densenet, resnet
 
 from secateur.report.blocks import blocks, profile
-from secateur.report.markup import Markup, data, dotted, joined, tag
+from secateur.report.html import dotted, templates
 from secateur.report.numbers import amount, change, digits
 from secateur.report.palette import PALETTE, colours
 from secateur.report.payload import payload, quantised, ties
@@ -102,24 +104,42 @@ class _Text(html.parser.HTMLParser):
         self.tags.append((tag, dict(attrs)))
 
 
+def rendered(template: str, **values: object) -> str:
+    """A template of our own, with everything that the page's has."""
+    return templates().from_string(template).render(**values)
+
+
 @given(TEXT, TEXT)
 def test_text_comes_out_as_it_went_in(child: str, attribute: str) -> None:
-    seen = _Text(tag("p", child, title=attribute))
+    seen = _Text(rendered('<p title="{{ title }}">{{ child }}</p>', child=child, title=attribute))
     assert seen.text == child
     assert seen.tags == [("p", {"title": attribute})]
-    assert _Text(dotted(child)).text == child
+    assert _Text(str(dotted(child))).text == child
 
 
 @given(st.text())
 def test_data_can_stand_in_a_script(text: str) -> None:
-    inside = data({"name": text})
+    inside = rendered("{{ value|tojson }}", value={"name": text})
     assert not set("<>&") & set(inside)
     assert json.loads(inside) == {"name": text}
 
 
 def test_markup_is_not_escaped_twice() -> None:
-    assert joined("<", Markup("<i>"), tag("b", "&")) == "&lt;<i><b>&amp;</b>"
-    assert tag("p", hidden=True, class_=None, id=False) == "<p hidden></p>"
+    assert rendered("{{ a }}{{ b }}<b>{{ c }}</b>", a="<", b=Markup("<i>"), c="&") == "&lt;<i><b>&amp;</b>"
+    table = "{% from 'parts.html' import table %}{{ table(('a', 'b'), rows, numeric=numeric) }}"
+    assert "<table>" in rendered(table, rows=(), numeric=False)
+    assert '<table class="numbers">' in rendered(table, rows=(), numeric=True)
+    assert "<td>&lt;</td>" in rendered(table, rows=[("x", "<")], numeric=False)
+
+
+def test_a_number_that_json_does_not_have_is_refused() -> None:
+    with pytest.raises(ValueError, match="not JSON compliant"):
+        rendered("{{ value|tojson }}", value=math.nan)
+
+
+def test_a_value_that_is_not_given_is_an_error() -> None:
+    with pytest.raises(UndefinedError, match="sumary"):
+        rendered("{{ sumary }}", summary="")
 
 
 @given(st.lists(st.floats(-1e6, 1e6), min_size=1, max_size=50), st.booleans())

@@ -106,6 +106,7 @@ def test_the_metrics_before_and_after_the_fit():
     assert all(r.seconds > 0 for r in found.rounds)
 
 
+@pytest.mark.filterwarnings("ignore:the plan cuts nothing")
 def test_the_keywords_of_plan_go_through():
     model = mlp()
     first = lambda context: -torch.arange(context.axis.size)  # noqa: E731
@@ -121,7 +122,7 @@ def test_another_way_to_cut():
     seen = []
 
     def by_half(model, example, target, *, batches):
-        seen.append((target.fraction, batches))
+        seen.append((target.amount, batches))
         cut(model, example, target)
 
     run(mlp(), sec.Macs(0.5), cut=by_half, batches=[1], schedule=linear(2))

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from secateur import FileError
-from secateur.schedule.random_state import random_state, set_random_state
+from secateur.schedule.checkpoint import random_state, set_random_state
 
 
 def drawn():

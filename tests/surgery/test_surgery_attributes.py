@@ -7,11 +7,12 @@ import torch
 from torch import nn
 
 import secateur as sec
-from oracle import Net
+from oracle import Net, each_axis
 
 
 def cut(net: nn.Module, example: object, ratio: float = 0.5) -> nn.Module:
-    return sec.apply(net, sec.plan(sec.trace(net, example), sec.Ratio(ratio)))
+    graph = sec.trace(net, example)
+    return sec.apply(net, sec.plan(graph, each_axis(graph, ratio)))
 
 
 def test_linear_and_norms() -> None:

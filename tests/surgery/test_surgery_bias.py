@@ -9,8 +9,9 @@ from torch import nn
 from torch.nn.utils import parametrize
 
 import secateur as sec
-from secateur.apply import plan_of
-from secateur.surgery import Cut
+from secateur.pipeline.apply import plan_of
+from secateur.state.transaction import untouched
+from secateur.surgery import carry_out
 from secateur.surgery.bias import added_biases, ensure_bias, with_added
 
 EXAMPLE = torch.zeros(1, 4)
@@ -66,9 +67,10 @@ def test_copies_know_it():
 def test_undoing_a_cut_takes_it_away():
     model = net()
     before = dict(model.named_parameters())
-    cut = Cut(model, sec.plan(sec.trace(model, EXAMPLE), sec.Ratio(0.5)))
-    ensure_bias(model, "0")
-    cut.undo()
+    plan = sec.plan(sec.trace(model, EXAMPLE), sec.Ratio(0.5))
+    with untouched(model):
+        carry_out(model, plan)
+        ensure_bias(model, "0")
     assert dict(model.named_parameters()) == before
     assert added_biases(model) == ()
     assert model[0].bias is None

@@ -6,6 +6,7 @@ import torch
 from transformers import BertConfig, BertModel, LlamaConfig, LlamaForCausalLM
 
 import secateur as sec
+from oracle import each_axis
 
 SMALL = {"vocab_size": 256, "num_hidden_layers": 2}
 
@@ -15,9 +16,13 @@ def test_llama_can_be_built_from_its_new_config() -> None:
     config = LlamaConfig(**SMALL, **sizes, head_dim=16)
     model = LlamaForCausalLM(config).eval()
     example = {"input_ids": torch.randint(0, 256, (1, 8))}
-    sec.apply(model, sec.plan(sec.trace(model, example), sec.Ratio(0.5)))
+    graph = sec.trace(model, example)
+    sec.apply(model, sec.plan(graph, each_axis(graph, 0.5)))
+    assert (config.hidden_size, config.intermediate_size) == (64, 128)  # the user's own
+    config = model.config
     assert (config.hidden_size, config.intermediate_size) == (32, 64)
     assert (config.num_key_value_heads, config.head_dim) == (2, 8)
+    assert model.model.config is config
     fresh = LlamaForCausalLM(config).eval()
     fresh.load_state_dict(model.state_dict())
     assert {n: p.shape for n, p in fresh.named_parameters()} == {n: p.shape for n, p in model.named_parameters()}
@@ -36,7 +41,8 @@ def test_a_field_that_describes_layers_of_different_sizes_stays() -> None:
 def test_a_failed_cut_leaves_the_config_alone() -> None:
     model = LlamaForCausalLM(LlamaConfig(**SMALL, hidden_size=64, num_attention_heads=4, intermediate_size=96))
     example = {"input_ids": torch.randint(0, 256, (1, 8))}
-    plan = sec.plan(sec.trace(model.eval(), example), sec.Ratio(0.5))
+    graph = sec.trace(model.eval(), example)
+    plan = sec.plan(graph, each_axis(graph, 0.5))
     before = dict(vars(model.config))
     broken = sec.Plan(**{**vars(plan), "attributes": ()})
     try:

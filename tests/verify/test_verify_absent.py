@@ -9,7 +9,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from secateur.verify.absent import NAN, AbsentFunctions, AbsentOps, Count, present_along
+from secateur.ops.absent import NAN
+from secateur.verify.absence import AbsentFunctions, AbsentOps, Count, present_along
 
 
 def absent(function: object, *tensors: Tensor) -> Tensor:

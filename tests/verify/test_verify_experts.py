@@ -35,11 +35,21 @@ def test_half_precision_asks_for_twice_as_many() -> None:
     assert all(size % 8 == 0 for size in sizes)
 
 
+def kernel_runs_here() -> bool:
+    """Some torches have the grouped product on GPUs alone; Transformers then computes it in another way."""
+    try:
+        torch._grouped_mm(torch.zeros(4, 16), torch.zeros(2, 16, 16), offs=torch.tensor([2, 4], dtype=torch.int32))
+    except (AttributeError, NotImplementedError, RuntimeError):
+        return False
+    return True
+
+
+@pytest.mark.skipif(not kernel_runs_here(), reason="this torch has no grouped product on CPUs, so any width runs")
 def test_any_other_width_is_refused() -> None:
     model, example = mixtral(), {"input_ids": torch.randint(0, 99, (2, 8))}
     want = model(**example).logits
     graph = sec.trace(model, example)
-    graph.sizes.constraints = [one for one in graph.sizes.constraints if "% 4" not in str(one)]
+    graph.equations.constraints = [one for one in graph.equations.constraints if "% 4" not in str(one)]
     plan = sec.plan(graph, sec.Ratio(0.3))
     with pytest.raises(VerifyError, match="multiples of 4"):
         sec.apply(model, plan)

@@ -9,8 +9,9 @@ import torch
 from torch import Tensor, nn
 
 import secateur as sec
-from secateur.surgery.cut import Cut
-from surgery.state import everything
+from oracle import each_axis
+from secateur.surgery import cut as cut_module
+from surgery.surgery_state import everything
 from verify.planted import Fault, attribute, roll, scale, swap_rows
 
 X = torch.randn(2, 3, 6, 6, generator=torch.Generator().manual_seed(0))
@@ -43,7 +44,8 @@ def made(exact: bool) -> tuple[Net, sec.Plan]:
         for tensor in (*net.parameters(), *net.buffers()):
             if tensor.is_floating_point():
                 tensor.add_(torch.rand_like(tensor) * 0.5)
-    plan = sec.plan(sec.trace(net, X), sec.Ratio(0.5), importance=sec.Random(1), protect=["qkv heads"])
+    graph = sec.trace(net, X)
+    plan = sec.plan(graph, each_axis(graph, 0.5), importance=sec.Random(1), protect=["qkv heads"])
     assert all(axis.exact for axis in plan.axes) == exact
     return net, plan
 
@@ -61,13 +63,13 @@ FAULTS: dict[str, tuple[Fault, str]] = {
 
 
 def planted(monkeypatch: pytest.MonkeyPatch, fault: Fault) -> None:
-    original = Cut._swap
+    original = cut_module._swap
 
-    def swap(self: Cut, plan: sec.Plan) -> None:
-        original(self, plan)
-        fault(self.model)
+    def swap(model: nn.Module, plan: sec.Plan, new: dict[int, Tensor]) -> None:
+        original(model, plan, new)
+        fault(model)
 
-    monkeypatch.setattr(Cut, "_swap", swap)
+    monkeypatch.setattr(cut_module, "_swap", swap)
 
 
 @pytest.mark.parametrize("exact", [True, False], ids=["exact", "inexact"])

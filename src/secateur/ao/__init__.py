@@ -10,34 +10,18 @@
 [0.5, 0.5]
 """
 
+from secateur.ao.config import fqn_to_module, get_arg_info_from_tensor_fqn, module_to_fqn
 from secateur.ao.fpgm import FPGMPruner
-from secateur.ao.fqn import fqn_to_module, get_arg_info_from_tensor_fqn, module_to_fqn
 from secateur.ao.gated import GRUSaliencyPruner, LSTMSaliencyPruner
-from secateur.ao.nearly_diagonal import NearlyDiagonalSparsifier
+from secateur.ao.matrices import NearlyDiagonalSparsifier, WeightNormSparsifier
 from secateur.ao.parametrization import BiasHook, FakeSparsity, FakeStructuredSparsity, module_contains_param
 from secateur.ao.rows import SaliencyPruner
 from secateur.ao.scheduler import BaseScheduler, CubicSL, LambdaSL
 from secateur.ao.sparsifier import BaseSparsifier
 from secateur.ao.structured import BaseStructuredSparsifier
-from secateur.ao.weight_norm import WeightNormSparsifier
 
-__all__ = [
-    "BaseSparsifier",
-    "WeightNormSparsifier",
-    "NearlyDiagonalSparsifier",
-    "FakeSparsity",
-    "BaseScheduler",
-    "LambdaSL",
-    "CubicSL",
-    "BaseStructuredSparsifier",
-    "SaliencyPruner",
-    "LSTMSaliencyPruner",
-    "GRUSaliencyPruner",
-    "FPGMPruner",
-    "FakeStructuredSparsity",
-    "BiasHook",
-    "module_to_fqn",
-    "fqn_to_module",
-    "get_arg_info_from_tensor_fqn",
-    "module_contains_param",
-]
+__all__ = ["BaseSparsifier", "WeightNormSparsifier", "NearlyDiagonalSparsifier", "FakeSparsity"]
+__all__ += ["BaseScheduler", "LambdaSL", "CubicSL"]
+__all__ += ["BaseStructuredSparsifier", "SaliencyPruner", "LSTMSaliencyPruner", "GRUSaliencyPruner", "FPGMPruner"]
+__all__ += ["FakeStructuredSparsity", "BiasHook"]
+__all__ += ["module_to_fqn", "fqn_to_module", "get_arg_info_from_tensor_fqn", "module_contains_param"]

@@ -8,8 +8,8 @@ from typing import Any
 from torch import nn
 from torch.nn.utils.parametrize import type_before_parametrizations
 
+from secateur.ao.errors import SparsifierAssertionError, SparsifierAttributeError, SparsifierNotImplementedError
 from secateur.ao.parametrization import module_contains_param
-from secateur.errors import SparsifierAssertionError, SparsifierAttributeError, SparsifierNotImplementedError
 
 Mapped = Mapping[type[nn.Module], type[nn.Module]]
 
@@ -21,19 +21,11 @@ def convert(model: nn.Module, mapping: Mapped | None, inplace: bool, parametriza
             "convert: no mapping; pass a dict from module types to types with a from_dense method"
         )
     model = model if inplace else copy.deepcopy(model)
-    swapped: dict[nn.Module, nn.Module] = {}
-    places = []
-    for parent in model.modules():
-        for name, child in parent._modules.items():
-            if child is None or not module_contains_param(child, parametrization):
-                continue
-            target = mapping.get(type_before_parametrizations(child))
-            if target is not None:
-                if child not in swapped:
-                    swapped[child] = _swap(child, target)
-                places.append((parent, name, swapped[child]))
-    for parent, name, new in places:
-        parent._modules[name] = new
+    masked = [m for m in model.modules() if m is not model and module_contains_param(m, parametrization)]
+    targets = {module: mapping.get(type_before_parametrizations(module)) for module in masked}
+    swapped = {module: _swap(module, target) for module, target in targets.items() if target is not None}
+    for parent in list(model.modules()):
+        parent._modules.update({name: swapped[m] for name, m in parent._modules.items() if m in swapped})
     return model
 
 

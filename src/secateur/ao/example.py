@@ -6,12 +6,13 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_leaves, tree_map
 
-from secateur.ao.opened import Call
-from secateur.errors import SparsifierValueError
-from secateur.plan.example import made, recipe
-from secateur.trace.capture import arguments, untouched
+from secateur.ao.errors import SparsifierValueError
+from secateur.ao.opened import Inputs
+from secateur.compat import tree_leaves, tree_map
+from secateur.planning.example_recipe import made, recipe
+from secateur.state.transaction import untouched
+from secateur.tracing.examples import arguments
 
 _SIDES = (32, 28, 64, 16, 96, 128, 224, 299, 8)
 _TRIES = 60
@@ -53,7 +54,7 @@ def _recorders(model: nn.Module) -> dict[int, Recorder]:
     return {key: hook for key, hook in model._forward_pre_hooks.items() if isinstance(hook, Recorder)}
 
 
-def call_of(model: nn.Module, example: Any = None) -> Call:
+def call_of(model: nn.Module, example: Any = None) -> Inputs:
     """
     >>> args, kwargs = call_of(nn.Sequential(nn.Linear(3, 2)))
     >>> args[0].shape
@@ -68,10 +69,10 @@ def call_of(model: nn.Module, example: Any = None) -> Call:
     device = next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
     for how in recipes:
         if how is not None:
-            whole: Call = tree_map(lambda item: item.to(device) if isinstance(item, Tensor) else item, made(how))
+            whole: Inputs = tree_map(lambda item: item.to(device) if isinstance(item, Tensor) else item, made(how))
             return next((small for small in _first_two(whole) if _runs(model, small)), whole)
     for _, tensor in zip(range(_TRIES), _suggestions(model), strict=False):
-        call: Call = ((tensor.to(device),), {})
+        call: Inputs = ((tensor.to(device),), {})
         if _runs(model, call):
             return call
     raise SparsifierValueError(
@@ -80,7 +81,7 @@ def call_of(model: nn.Module, example: Any = None) -> Call:
     )
 
 
-def _first_two(call: Call) -> Iterator[Call]:
+def _first_two(call: Inputs) -> Iterator[Inputs]:
     """The call with two samples instead of a whole batch, if its tensors agree on a batch size."""
     tensors = [item for item in tree_leaves(call) if isinstance(item, Tensor)]
     sizes = {tensor.shape[:1] for tensor in tensors}
@@ -88,7 +89,7 @@ def _first_two(call: Call) -> Iterator[Call]:
         yield tree_map(lambda item: item[:2] if isinstance(item, Tensor) else item, call)
 
 
-def _runs(model: nn.Module, call: Call) -> bool:
+def _runs(model: nn.Module, call: Inputs) -> bool:
     with untouched(model), torch.no_grad():
         for module in model.modules():
             module.__dict__["training"] = False

@@ -5,7 +5,8 @@ from torch import Tensor, nn
 
 from secateur.ao.opened import is_output
 from secateur.ao.survey import Decision, Survey, places
-from secateur.plan.plan import Plan
+from secateur.compat import TransposedConvolution
+from secateur.planning.plans import Plan
 from secateur.surgery.bias import ensure_bias
 
 
@@ -15,22 +16,13 @@ class Folds:
     def __init__(self, survey: Survey, decision: Decision) -> None:
         self._opened, self._modules = survey.opened, survey.modules
         self._gains: dict[str, Tensor] = {}
+        self.dtypes: set[torch.dtype] = set()  # of the biases that change
         for name, columns in _columns(survey, decision).items():
-            module = self._modules[name.rpartition(".")[0]]
-            gain = _gain(module, self._weight(name), survey.spans[name].low, columns)
+            module, weight = self._modules[name.rpartition(".")[0]], survey.tensors[name]
+            gain = _gain(module, weight, survey.spans[name].low, columns)
             if bool(gain.any()):
                 self._gains[name] = gain
-
-    def _weight(self, name: str) -> nn.Parameter:
-        owner, _, key = name.rpartition(".")
-        weight = self._modules[owner]._parameters[key]
-        assert weight is not None
-        return weight
-
-    @property
-    def dtypes(self) -> set[torch.dtype]:
-        """Of the biases that change."""
-        return {self._weight(name).dtype for name in self._gains}
+                self.dtypes.add(weight.dtype)
 
     def carry_out(self, plan: Plan) -> None:
         """Give every reader, cut by the plan, its new bias."""
@@ -71,4 +63,4 @@ def _gain(module: nn.Module, weight: Tensor, values: Tensor, columns: Tensor) ->
 
 
 def _transposed(module: nn.Module) -> bool:
-    return isinstance(module, nn.modules.conv._ConvTransposeNd)
+    return isinstance(module, TransposedConvolution)

@@ -6,8 +6,8 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from secateur.ao.errors import SparsifierNotImplementedError
 from secateur.ao.rows import RowPruner
-from secateur.errors import SparsifierNotImplementedError
 
 # Rows whose distances to all others are held at once: the memory needed is this many times the rows.
 _CHUNK = 128

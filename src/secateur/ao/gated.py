@@ -9,11 +9,13 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
 from secateur.ao.config import Group, sparsity_level
+from secateur.ao.errors import SparsifierAssertionError, SparsifierValueError
 from secateur.ao.parametrization import find_mask, mask_of, unmasked
 from secateur.ao.patterns import Patterns
-from secateur.ao.rows import RowPruner, keep_salient, l1_per_row
+from secateur.ao.rows import RowPruner, keep_salient
 from secateur.ao.structured import squash_shared
-from secateur.errors import SecateurWarning, SparsifierAssertionError, SparsifierValueError
+from secateur.errors import SecateurWarning
+from secateur.prune import _compute_norm
 
 
 class _GatedSaliencyPruner(RowPruner):
@@ -29,7 +31,7 @@ class _GatedSaliencyPruner(RowPruner):
         self._warned = False
 
     def _saliency(self, weight: Tensor) -> Tensor:
-        return l1_per_row(weight).view(self._gates, -1)
+        return _compute_norm(weight, n=1, dim=0).view(self._gates, -1)
 
     def update_mask(self, module: nn.Module, tensor_name: str, **kwargs: Any) -> None:
         """Mask rows of one weight, or with `coherent` hidden units of the layer that it belongs to."""
@@ -49,9 +51,10 @@ class _GatedSaliencyPruner(RowPruner):
         super()._check_tensor(group)
         rows = getattr(group["module"], group["tensor_name"]).shape[0]
         if rows % self._gates:
+            kinds = ", ".join(sorted(each.__name__ for each in self._supported))
             raise SparsifierValueError(
                 f"{group['tensor_fqn']}: {rows} rows do not divide into {self._gates} gates; "
-                f"{type(self).__name__} prunes the weights of {_names(self._supported)}"
+                f"{type(self).__name__} prunes the weights of {kinds}"
             )
 
     def _check(self, group: Group) -> None:
@@ -85,13 +88,18 @@ class _GatedSaliencyPruner(RowPruner):
     # -- gates that disagree ---------------------------------------------------------------------------------
 
     def _after_step(self) -> None:
-        if not self._warned and (name := self._disagreement()):
-            self._warned = True
-            warnings.warn(_advice(name, "prune() would join"), SecateurWarning, stacklevel=3)
+        self._warned = self._warned or self._warn("would join")
 
     def _before_removal(self) -> None:
-        if name := self._disagreement():
-            warnings.warn(_advice(name, "prune() joins"), SecateurWarning, stacklevel=3)
+        self._warn("joins")
+
+    def _warn(self, joins: str) -> bool:
+        """Whether there was something to warn of."""
+        name = self._disagreement()
+        if name is not None:
+            text = f"{name}: the gates do not mask the same hidden units, and prune() {joins} gates of different units"
+            warnings.warn(f"{text}; use coherent=True to mask whole units", SecateurWarning, stacklevel=4)
+        return name is not None
 
     def _disagreement(self) -> str | None:
         """The first weight whose mask takes other hidden units in one gate, or matrix, than in another."""
@@ -156,14 +164,3 @@ def _matrices(tensor_name: str) -> tuple[str, ...]:
 
 def _bias_name(tensor_name: str) -> str:
     return tensor_name.replace("weight", "bias", 1)
-
-
-def _names(types: frozenset[type[nn.Module]]) -> str:
-    return ", ".join(sorted(each.__name__ for each in types))
-
-
-def _advice(name: str, what: str) -> str:
-    return (
-        f"{name}: the gates do not mask the same hidden units, and {what} gates of different units; "
-        "use coherent=True to mask whole units"
-    )

@@ -1,6 +1,6 @@
 """Recurrent layers whose gates mask different hidden units."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
@@ -10,37 +10,39 @@ GATES = {"LSTM": 4, "GRU": 3}
 
 
 @dataclass(frozen=True)
-class Layer:
+class RecurrentLayer:
     """One direction of one layer of a recurrent module, with row masks on both of its matrices."""
 
     name: str  # of the module
     module: nn.RNNBase
     suffix: str
 
-    def tensors(self, part: str) -> Iterator[tuple[str, nn.Parameter]]:
-        """The matrix and the bias whose rows are the gates of `part`, "ih" or "hh"."""
-        for kind in ("weight", "bias"):
-            parameter = self.module._parameters.get(f"{kind}_{part}{self.suffix}")
-            if parameter is not None:
-                yield f"{self.name}.{kind}_{part}{self.suffix}".lstrip("."), parameter
-
     def matrices(self) -> tuple[str, str]:
         """The names of both matrices in the model."""
         return tuple(f"{self.name}.weight_{part}{self.suffix}".lstrip(".") for part in ("ih", "hh"))  # type: ignore[return-value]
 
 
-def masked_layers(model: nn.Module, masks: Mapping[str, Tensor]) -> list[Layer]:
+def suffixes(module: nn.RNNBase) -> list[str]:
+    """What the names of a recurrent module's tensors end with, for each layer in each direction.
+
+    >>> suffixes(nn.LSTM(1, 2, bidirectional=True))
+    ['_l0', '_l0_reverse']
+    """
+    directions = ("", "_reverse") if module.bidirectional else ("",)
+    return [f"_l{layer}{direction}" for layer in range(module.num_layers) for direction in directions]
+
+
+def masked_layers(model: nn.Module, masks: Mapping[str, Tensor]) -> list[RecurrentLayer]:
     """The recurrent layers of a model of which both matrices have a row mask."""
     found = []
     for name, module in model.named_modules():
         if isinstance(module, nn.RNNBase):
-            suffixes = [n.removeprefix("weight_hh") for n in module._flat_weights_names if n.startswith("weight_hh")]
-            layers = (Layer(name, module, suffix) for suffix in suffixes)
+            layers = (RecurrentLayer(name, module, suffix) for suffix in suffixes(module))
             found += [layer for layer in layers if all(matrix in masks for matrix in layer.matrices())]
     return found
 
 
-def align(layer: Layer, masks: Mapping[str, Tensor]) -> dict[str, Tensor] | None:
+def align(layer: RecurrentLayer, masks: Mapping[str, Tensor]) -> dict[str, Tensor] | None:
     """
     >>> lstm = nn.LSTM(1, 2)
     >>> masks = {"weight_ih_l0": torch.tensor([1, 0] * 4).bool(), "weight_hh_l0": torch.tensor([0, 1] * 4).bool()}
@@ -63,9 +65,11 @@ def align(layer: Layer, masks: Mapping[str, Tensor]) -> dict[str, Tensor] | None
     place = _kept_first(units).argsort()
     for part, kept in apart.items():
         moves = torch.stack([_kept_first(gate)[place] for gate in kept])
-        for name, parameter in layer.tensors(part):
-            square = "weight_hh" in name and parameter.shape[1] == len(units)
-            parameter.data = _moved(parameter.data, moves.to(parameter.device), square)
+        for kind in ("weight", "bias"):
+            parameter = layer.module._parameters.get(f"{kind}_{part}{layer.suffix}")
+            if parameter is not None:
+                square = (kind, part) == ("weight", "hh") and parameter.shape[1] == len(units)
+                parameter.data = _moved(parameter.data, moves.to(parameter.device), square)
     return {name: units.repeat(gates) for name in layer.matrices()}
 
 

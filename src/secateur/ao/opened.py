@@ -1,6 +1,7 @@
 """A model whose outputs are read like any layer, and what its layers read while it runs."""
 
 import zlib
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -9,14 +10,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence
-from torch.utils._pytree import tree_map
 
-from secateur.errors import SparsifierValueError
-from secateur.trace.capture import tensors_in
+from secateur.ao.errors import SparsifierValueError
+from secateur.compat import tree_map
+from secateur.tracing.examples import tensors_in
 from secateur.verify.run import outputs
 
-Call = tuple[tuple[Any, ...], dict[str, Any]]
-Change = Callable[[str, Tensor], Tensor]
+Inputs = tuple[tuple[Any, ...], dict[str, Any]]
+TensorChange = Callable[[str, Tensor], Tensor]
 
 _INNER = "model."
 
@@ -77,23 +78,12 @@ def is_output(name: str) -> bool:
     return not name.startswith(_INNER)
 
 
-def run(model: nn.Module, call: Call, dtype: torch.dtype) -> list[Tensor]:
+def run(model: nn.Module, call: Inputs, dtype: torch.dtype) -> list[Tensor]:
     """The tensors that a model (not opened) puts out, in eval mode and in the given precision."""
-    return outputs(_Called(model), call, dtype)
+    return outputs(Opened(model, ()), call, dtype)
 
 
-class _Called(nn.Module):
-    """A model that takes its arguments as one tuple and one dict."""
-
-    def __init__(self, model: nn.Module) -> None:
-        super().__init__()
-        self.model = model
-
-    def forward(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        return self.model(*args, **kwargs)
-
-
-def precise_run(model: nn.Module, call: Call) -> tuple[list[Tensor], torch.dtype]:
+def precise_run(model: nn.Module, call: Inputs) -> tuple[list[Tensor], torch.dtype]:
     """What a model puts out in double precision or, where it cannot run in that, in single; and which it was."""
     error: Exception | None = None
     for dtype in (torch.float64, torch.float32):
@@ -107,7 +97,7 @@ def precise_run(model: nn.Module, call: Call) -> tuple[list[Tensor], torch.dtype
     ) from error
 
 
-def varied(call: Call, seed: int) -> Call:
+def varied(call: Inputs, seed: int) -> Inputs:
     """A call with other numbers of the same shapes, dtypes and, for integers, range."""
     generator = torch.Generator().manual_seed(seed)
 
@@ -122,7 +112,7 @@ def varied(call: Call, seed: int) -> Call:
     return tree_map(vary, call)
 
 
-def flipped(model: nn.Module) -> Change:
+def flipped(model: nn.Module) -> TensorChange:
     """A change of every parameter's signs: of a matrix at random, but always alike, of a vector all.
 
     What is zero stays so, and a channel that no input reaches with the present signs, by a bias that keeps its
@@ -149,9 +139,6 @@ class Span:
     low: Tensor
     high: Tensor
 
-    def joined(self, other: "Span") -> "Span":
-        return Span(torch.minimum(self.low, other.low), torch.maximum(self.high, other.high))
-
     @property
     def constant(self) -> Tensor:
         """Which columns always have the same value, up to rounding."""
@@ -160,14 +147,13 @@ class Span:
 
 
 def observe(
-    opened: Opened, calls: Sequence[Call], readers: Mapping[str, nn.Module], dtype: torch.dtype, change: Change | None
+    opened: Opened, calls: Sequence[Inputs], readers: Mapping[str, nn.Module], dtype: torch.dtype, change: TensorChange
 ) -> dict[str, Span]:
     """What each reader's weight, and each output's, is contracted with, over all calls."""
-    spans: dict[str, Span] = {}
+    ends: dict[str, list[Tensor]] = defaultdict(list)
 
     def add(name: str, rows: Tensor) -> None:
-        span = Span(rows.amin(0), rows.amax(0))
-        spans[name] = spans[name].joined(span) if name in spans else span
+        ends[name] += [rows.amin(0), rows.amax(0)]
 
     def leave(name: str, out: Any) -> None:
         if name == _INNER.removesuffix("."):
@@ -181,12 +167,8 @@ def observe(
         for name, module in readers.items():
             stack.callback(module.register_forward_pre_hook(enter(name), with_kwargs=True).remove)
         for call in calls:
-            outputs(opened, call, dtype, change or _same, seen=leave)
-    return spans
-
-
-def _same(_: str, tensor: Tensor) -> Tensor:
-    return tensor
+            outputs(opened, call, dtype, change, seen=leave)
+    return {name: Span(torch.stack(seen).amin(0), torch.stack(seen).amax(0)) for name, seen in ends.items()}
 
 
 def _rows(module: nn.Module, x: Tensor | PackedSequence) -> Tensor:

@@ -1,11 +1,14 @@
 """How a mask sits on a tensor: parametrizations that multiply by it, and the hook that adds the bias."""
 
+from collections.abc import Iterable
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from torch.nn.utils.parametrize import is_parametrized
 
-from secateur.errors import SparsifierAssertionError, SparsifierAttributeError, SparsifierTypeError
+from secateur.ao.errors import SparsifierAssertionError, SparsifierAttributeError, SparsifierTypeError
+from secateur.compat import AttentionOutput
 
 
 class _Mask(nn.Module):
@@ -20,10 +23,18 @@ class _Mask(nn.Module):
         # Masks travel in the sparsifier's state_dict, so the model's own has the same keys for every mask.
         self.register_buffer("mask", mask, persistent=False)
 
+    def _fitting(self, shape: torch.Size, x: Tensor, what: str) -> Tensor:
+        """The mask, if it has the shape that `x` needs."""
+        if self.mask.shape != shape:
+            raise SparsifierAssertionError(
+                f"{type(self).__name__}: the mask is {tuple(self.mask.shape)} and the tensor {tuple(x.shape)}; "
+                f"pass {what}, or prepare again if the model has changed"
+            )
+        return self.mask
+
 
 class FakeSparsity(_Mask):
     """
-    >>> import torch
     >>> layer = nn.Linear(2, 2, bias=False)
     >>> mask = torch.tensor([[1.0, 0.0], [0.0, 1.0]])
     >>> _ = nn.utils.parametrize.register_parametrization(layer, "weight", FakeSparsity(mask))
@@ -35,17 +46,11 @@ class FakeSparsity(_Mask):
     """
 
     def forward(self, x: Tensor) -> Tensor:
-        if self.mask.shape != x.shape:
-            raise SparsifierAssertionError(
-                f"FakeSparsity: the mask is {tuple(self.mask.shape)} and the tensor {tuple(x.shape)}; "
-                "pass a mask of the tensor's shape, or prepare again if the model has changed"
-            )
-        return self.mask * x
+        return self._fitting(x.shape, x, "a mask of the tensor's shape") * x
 
 
 class FakeStructuredSparsity(_Mask):
     """
-    >>> import torch
     >>> layer = nn.Linear(3, 2, bias=False)
     >>> rows = FakeStructuredSparsity(torch.tensor([True, False]))
     >>> _ = nn.utils.parametrize.register_parametrization(layer, "weight", rows)
@@ -56,17 +61,11 @@ class FakeStructuredSparsity(_Mask):
     """
 
     def forward(self, x: Tensor) -> Tensor:
-        if self.mask.shape != x.shape[:1]:
-            raise SparsifierAssertionError(
-                f"FakeStructuredSparsity: the mask is {tuple(self.mask.shape)} and the tensor "
-                f"{tuple(x.shape)}; pass one value per row, or prepare again if the model has changed"
-            )
-        return self.mask.reshape(-1, *[1] * (x.dim() - 1)) * x
+        return self._fitting(x.shape[:1], x, "one value per row").reshape(-1, *[1] * (x.dim() - 1)) * x
 
 
 class BiasHook:
     """
-    >>> import torch
     >>> layer = nn.Linear(2, 2)
     >>> layer._bias, layer.bias = nn.Parameter(torch.ones(2)), None
     >>> hook = BiasHook(FakeStructuredSparsity(torch.tensor([True, False])), prune_bias=True)
@@ -102,9 +101,17 @@ def _channel_dim(module: nn.Module) -> int:
     return 1 if kernel is None else -len(kernel) - 1
 
 
+def is_called(module: nn.Module) -> bool:
+    """Whether a layer runs by its own forward, so that a hook on it can add the bias.
+
+    The output projection of nn.MultiheadAttention does not: attention reads its weight and bias.
+    """
+    layers = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
+    return isinstance(module, layers) and not isinstance(module, AttentionOutput)
+
+
 def module_contains_param(module: nn.Module, parametrization: type[nn.Module]) -> bool:
     """
-    >>> import torch
     >>> layer = nn.Linear(2, 2)
     >>> module_contains_param(layer, FakeSparsity)
     False
@@ -118,11 +125,14 @@ def module_contains_param(module: nn.Module, parametrization: type[nn.Module]) -
     return any(isinstance(p, parametrization) for stack in stacks for p in stack)
 
 
+def parametrizations(module: nn.Module, tensor_name: str) -> Iterable[nn.Module]:
+    """What sits on a tensor of the module."""
+    return module.parametrizations[tensor_name] if is_parametrized(module, tensor_name) else ()  # type: ignore
+
+
 def find_mask(module: nn.Module, tensor_name: str) -> Tensor | None:
     """The mask that sits on a tensor of the module, None where there is none."""
-    if not is_parametrized(module, tensor_name):
-        return None
-    masks = (getattr(p, "mask", None) for p in module.parametrizations[tensor_name])  # type: ignore[index]
+    masks = (getattr(p, "mask", None) for p in parametrizations(module, tensor_name))
     return next((mask for mask in masks if isinstance(mask, Tensor)), None)
 
 

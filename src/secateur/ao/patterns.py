@@ -6,8 +6,8 @@ from typing import Any
 from torch import fx, nn
 from torch.nn.utils.parametrize import type_before_parametrizations
 
+from secateur.ao.errors import SparsifierError, SparsifierRuntimeError
 from secateur.ao.parametrization import FakeStructuredSparsity, module_contains_param
-from secateur.errors import SparsifierError, SparsifierRuntimeError
 
 Patterns = Mapping[tuple[Any, ...], Callable[..., None]]
 
@@ -31,8 +31,10 @@ def apply_patterns(model: nn.Module, patterns: Patterns) -> None:
     for node in graph.nodes:
         for pattern, function in patterns.items():
             chain = _match(modules, pattern if isinstance(pattern, tuple) else (pattern,), node)
-            if chain and _is_masked(modules.get(str(chain[0].target))):
-                _call(function, [_member(modules, each) for each in chain if each.op.startswith("call_")])
+            first = modules.get(str(chain[0].target)) if chain else None
+            if chain and first is not None and module_contains_param(first, FakeStructuredSparsity):
+                called = (each for each in chain if each.op.startswith("call_"))
+                _call(function, [modules[str(e.target)] if e.op == "call_module" else e.target for e in called])
 
 
 def _call(function: Callable[..., None], members: list[Any]) -> None:
@@ -43,14 +45,6 @@ def _call(function: Callable[..., None], members: list[Any]) -> None:
     except Exception as error:
         name = getattr(function, "__name__", repr(function))
         raise SparsifierRuntimeError(f"prune: the pattern function {name} failed: {error}") from error
-
-
-def _is_masked(module: nn.Module | None) -> bool:
-    return module is not None and module_contains_param(module, FakeStructuredSparsity)
-
-
-def _member(modules: Mapping[str, nn.Module], node: fx.Node) -> Any:
-    return modules[str(node.target)] if node.op == "call_module" else node.target
 
 
 def _match(modules: Mapping[str, nn.Module], pattern: tuple[Any, ...], node: fx.Node) -> list[fx.Node] | None:

@@ -1,27 +1,27 @@
 """Removing the rows that a structured pruner has masked."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
+from secateur.ao.config import module_to_fqn
+from secateur.ao.errors import SparsifierRuntimeError, SparsifierValueError
 from secateur.ao.example import call_of, stop_recording
 from secateur.ao.fold import Folds
-from secateur.ao.fqn import module_to_fqn
-from secateur.ao.gates import Layer, align, masked_layers
-from secateur.ao.opened import Call, Opened, inner, is_output, outer, precise_run, run
+from secateur.ao.gates import align, masked_layers
+from secateur.ao.opened import Inputs, Opened, inner, is_output, outer, precise_run, run
 from secateur.ao.parametrization import FakeStructuredSparsity, find_mask, module_contains_param, unmasked
 from secateur.ao.patterns import apply_patterns
 from secateur.ao.survey import Decision, Survey
-from secateur.ao.undo import all_or_nothing
-from secateur.apply import remember
-from secateur.errors import SparsifierRuntimeError, SparsifierValueError, VerifyError
-from secateur.plan.plan import Change, Plan, make_plan
-from secateur.surgery import Cut
-from secateur.trace import Graph, trace
-from secateur.verify.oracle import check, distance, expected
+from secateur.errors import VerifyError
+from secateur.pipeline.apply import Proof, proved, remember
+from secateur.planning.plans import Change, Plan, make_plan
+from secateur.state.transaction import Transaction, transaction
+from secateur.tracing import Graph, trace
+from secateur.verify.oracle import distance, expected
 
 if TYPE_CHECKING:
     from secateur.ao.structured import BaseStructuredSparsifier
@@ -49,7 +49,8 @@ def remove(pruner: "BaseStructuredSparsifier", example: Any = None, strict: bool
     """Remove the masked rows from the pruner's model, in place, or leave everything as it was."""
     model = pruner.model
     _check_ready(pruner)
-    with all_or_nothing(model, pruner, contents=list(model.parameters()) if pruner.patterns else ()):
+    with transaction(model, pruner) as undo:
+        undo.keep(*(model.parameters() if pruner.patterns else ()))
         apply_patterns(model, pruner.patterns)
         masks: dict[str, Tensor] = {}
         for group in pruner.groups:
@@ -61,7 +62,7 @@ def remove(pruner: "BaseStructuredSparsifier", example: Any = None, strict: bool
         call = call_of(model, example) if any(not bool(mask.all()) for mask in masks.values()) else None
         if not any(module_contains_param(module, FakeStructuredSparsity) for module in model.modules()):
             stop_recording(model)
-        return Removal() if call is None else _Operation(model, masks, call).carry_out(strict)
+        return Removal() if call is None else _opened(model, masks, call).carry_out(strict)
 
 
 def _check_ready(pruner: "BaseStructuredSparsifier") -> None:
@@ -85,16 +86,25 @@ def _check_ready(pruner: "BaseStructuredSparsifier") -> None:
             )
 
 
-class _Operation:
-    """One removal, on a model whose masks are final."""
+def _opened(model: nn.Module, masks: Mapping[str, Tensor], call: Inputs) -> "_Operation":
+    """Run and trace a model whose masks are final, with its outputs opened."""
+    made, dtype = precise_run(model, call)
+    opened = Opened(model, made)
+    masks = {outer(name): mask for name, mask in masks.items()}
+    return _Operation(model, masks, call, dtype, opened, opened.pieces(made), trace(opened, call))
 
-    def __init__(self, model: nn.Module, masks: Mapping[str, Tensor], call: Call) -> None:
-        self.model, self.call = model, call
-        made, self.dtype = precise_run(model, call)
-        self.opened = Opened(model, made)
-        self.before = self.opened.pieces(made)
-        self.graph = trace(self.opened, call)
-        self.masks = {outer(name): mask for name, mask in masks.items()}
+
+@dataclass(frozen=True, eq=False)
+class _Operation:
+    """One removal."""
+
+    model: nn.Module
+    masks: Mapping[str, Tensor]
+    call: Inputs
+    dtype: torch.dtype
+    opened: Opened
+    before: list[Tensor]  # what the model put out
+    graph: Graph  # of the opened model
 
     def carry_out(self, strict: bool) -> Removal:
         survey, decision, left = self._decide()
@@ -111,7 +121,7 @@ class _Operation:
         """Join the gates of recurrent layers, as far as the units so made can then really go."""
         layers = masked_layers(self.opened, self.masks)
         while True:
-            held = {layer: [p.data for part in ("ih", "hh") for _, p in layer.tensors(part)] for layer in layers}
+            unmoved = Transaction(*(layer.module for layer in layers))
             moved = {layer: masks for layer in layers if (masks := align(layer, self.masks)) is not None}
             masks = {**self.masks, **{name: mask for made in moved.values() for name, mask in made.items()}}
             survey = Survey(self.opened, self.graph, self.call, self.dtype)
@@ -119,10 +129,12 @@ class _Operation:
             left = survey.leftover(masks, decision)
             stuck = [layer for layer in moved if any(name in left for name in layer.matrices())]
             if not stuck:
-                _note_joined(moved, decision)
+                joined = {name for layer in moved for name in layer.matrices()}
+                for axis in decision.removed:
+                    if any(site.tensor in joined and site.dim == 0 for site in axis.sites):
+                        decision.inexact[axis] = "its gates mask different hidden units, and were joined by position"
                 return survey, decision, left
-            for layer in moved:
-                _put_back(layer, held[layer])
+            unmoved.roll_back()
             layers = [layer for layer in layers if layer not in stuck]
 
     def _report(self, plan: Plan, decision: Decision, left: Mapping[str, str]) -> Removal:
@@ -137,18 +149,14 @@ class _Operation:
         return Removal(removed, tuple((inner(name), why) for name, why in left.items()), tuple(inexact.items()))
 
     def _cut(self, plan: Plan, folds: Folds, exact: bool) -> None:
-        want = None if exact else expected(self.opened, plan, self.call)
-        cut = Cut(self.opened, plan)
-        try:
-            if want is not None:
-                check(self.opened, self.call, want)
+        def finish(_: object) -> None:
             folds.carry_out(plan)
-            if want is None:
+            if exact:
                 self._compare(plan, folds)
             remember(self.model, _of_the_model(plan, self.graph))
-        except BaseException:
-            cut.undo()
-            raise
+
+        proof = [] if exact else [Proof(self.call, expected(self.opened, plan, self.call))]
+        proved(self.opened, plan, proof, finish)
 
     def _compare(self, plan: Plan, folds: Folds) -> None:
         """The pruned model must put out what the masked one did, as far as its outputs are still there."""
@@ -163,19 +171,6 @@ class _Operation:
                     "masked one. The model is as it was. Please report this; squash_mask() makes the masks final "
                     "at full size"
                 )
-
-
-def _note_joined(layers: Iterable[Layer], decision: Decision) -> None:
-    names = {name for layer in layers for name in layer.matrices()}
-    for axis in decision.removed:
-        if any(site.tensor in names and site.dim == 0 for site in axis.sites):
-            decision.inexact[axis] = "its gates mask different hidden units, and were joined by position"
-
-
-def _put_back(layer: Layer, held: list[Tensor]) -> None:
-    parameters = [p for part in ("ih", "hh") for _, p in layer.tensors(part)]
-    for parameter, data in zip(parameters, held, strict=True):
-        parameter.data = data
 
 
 def _complaint(removal: Removal) -> str:
@@ -199,7 +194,8 @@ def _of_the_model(plan: Plan, graph: Graph) -> Plan:
         kept={inner(name): dims for name, dims in plan.kept.items() if not is_output(name)},
         shapes={inner(name): shape for name, shape in plan.shapes.items() if not is_output(name)},
         attributes=tuple((_inside(place), was, now) for place, was, now in plan.attributes),
-        held=tuple((_inside(place), dims) for place, dims in plan.held),
+        kept_in_attributes=tuple((_inside(place), dims) for place, dims in plan.kept_in_attributes),
+        macs=without(plan.macs, 1),
         params=without(plan.params, 1),
         bytes=without(plan.bytes, 4),
         example=None,

@@ -7,9 +7,10 @@ import torch
 from torch import Tensor, nn
 
 from secateur.ao.config import Group, sparsity_level
+from secateur.ao.errors import SparsifierAssertionError, SparsifierValueError
 from secateur.ao.parametrization import mask_of, unmasked
 from secateur.ao.structured import BaseStructuredSparsifier
-from secateur.errors import SparsifierAssertionError, SparsifierValueError
+from secateur.prune import _compute_norm
 
 
 def keep_salient(saliency: Tensor, kept: Tensor, drop: int) -> Tensor:
@@ -25,16 +26,6 @@ def keep_salient(saliency: Tensor, kept: Tensor, drop: int) -> Tensor:
     order = torch.where(kept, saliency, gone_first)
     dropped = order.topk(drop, dim=1, largest=False, sorted=False).indices
     return torch.ones_like(kept, dtype=torch.bool).scatter_(1, dropped, False)
-
-
-def l1_per_row(weight: Tensor) -> Tensor:
-    """
-    >>> l1_per_row(torch.tensor([[1.0, -2.0], [0.0, 0.5]]))
-    tensor([3.0000, 0.5000])
-
-    The sum of absolute values of each row.
-    """
-    return torch.linalg.vector_norm(weight, ord=1, dim=tuple(range(1, weight.dim())))
 
 
 class RowPruner(BaseStructuredSparsifier):
@@ -98,4 +89,4 @@ class SaliencyPruner(RowPruner):
     """
 
     def _saliency(self, weight: Tensor) -> Tensor:
-        return l1_per_row(weight)[None]
+        return _compute_norm(weight, n=1, dim=0)[None]

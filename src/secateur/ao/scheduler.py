@@ -5,15 +5,15 @@ import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from secateur.ao.sparsifier import BaseSparsifier
-from secateur.ao.undo import all_or_nothing
-from secateur.errors import (
+from secateur.ao.errors import (
     SparsifierKeyError,
     SparsifierNotImplementedError,
     SparsifierRuntimeError,
     SparsifierTypeError,
     SparsifierValueError,
 )
+from secateur.ao.sparsifier import BaseSparsifier
+from secateur.state.transaction import transaction
 
 
 class BaseScheduler:
@@ -59,7 +59,7 @@ class BaseScheduler:
     def step(self, epoch: int | None = None) -> None:
         """Go on by one epoch and set the levels. `epoch` is only printed, if `verbose`."""
         self._warn_of_order()
-        with all_or_nothing(self):
+        with transaction(self):
             self._step_count += 1
             self.last_epoch += 1
             self._get_sl_called_within_step = True
@@ -102,23 +102,17 @@ class BaseScheduler:
         self.__dict__.update({key: copy.copy(value) for key, value in state_dict.items() if key != "sparsifier"})
 
     def _warn_of_order(self) -> None:
-        if self._step_count != 1:
-            return
-        step = type(self.sparsifier).step
-        if "step" in vars(self.sparsifier):
-            warnings.warn(
-                "sparsifier.step has been replaced, so it cannot be seen whether it is called; "
-                "call sparsifier.step() before scheduler.step()",
-                UserWarning,
-                stacklevel=3,
-            )
+        replaced = "step" in vars(self.sparsifier)
         # A subclass with a step of its own need not count its calls.
-        elif self.sparsifier._step_count < 1 and step is BaseSparsifier.step:
-            warnings.warn(
-                "scheduler.step() is called before sparsifier.step(); call sparsifier.step() first",
-                UserWarning,
-                stacklevel=3,
+        counted = type(self.sparsifier).step is BaseSparsifier.step
+        if self._step_count != 1 or not (replaced or (counted and self.sparsifier._step_count < 1)):
+            return
+        what = "scheduler.step() is called before sparsifier.step()"
+        if replaced:
+            what = (
+                "sparsifier.step has been replaced, so it cannot be seen whether it is called before scheduler.step()"
             )
+        warnings.warn(f"{what}; call sparsifier.step() first", UserWarning, stacklevel=3)
 
     def _warn_outside_step(self) -> None:
         if not self._get_sl_called_within_step:

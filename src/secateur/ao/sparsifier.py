@@ -11,12 +11,8 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
 from secateur.ao import conversion
-from secateur.ao.config import Group, make_groups
-from secateur.ao.fqn import get_arg_info_from_tensor_fqn, module_to_fqn
-from secateur.ao.hooks import Hooks
-from secateur.ao.parametrization import FakeSparsity, find_mask
-from secateur.ao.undo import all_or_nothing
-from secateur.errors import (
+from secateur.ao.config import Group, get_arg_info_from_tensor_fqn, make_groups, module_to_fqn
+from secateur.ao.errors import (
     SparsifierAssertionError,
     SparsifierAttributeError,
     SparsifierError,
@@ -25,6 +21,9 @@ from secateur.errors import (
     SparsifierTypeError,
     SparsifierValueError,
 )
+from secateur.ao.gates import suffixes
+from secateur.ao.parametrization import FakeSparsity, find_mask
+from secateur.state.transaction import transaction
 
 _NOT_SAVED = frozenset({"module", "module_fqn", "tensor_name"})
 
@@ -53,7 +52,26 @@ class TensorState(dict[str, Any]):
     __hash__ = None
 
 
-class BaseSparsifier(Hooks, abc.ABC):
+class _Hooks:
+    """What a kind of sparsifier may add to the common course of events."""
+
+    def _check_tensor(self, group: Group) -> None:
+        """Raise if the group's tensor cannot be masked in this way. Asked before masks are attached."""
+
+    def _check(self, group: Group) -> None:
+        """Raise if the group's settings make no sense. Asked before masks are attached and before a step."""
+
+    def _attach_bias(self, group: Group, parametrization: nn.Module) -> None:
+        """Let the bias follow the mask that was just attached to its weight."""
+
+    def _detach_bias(self, group: Group) -> None:
+        """Make final what `_attach_bias` did, just before the weight's mask is."""
+
+    def _after_step(self) -> None:
+        """Called when all masks are updated."""
+
+
+class BaseSparsifier(_Hooks, abc.ABC):
     """
     >>> class FirstRow(BaseSparsifier):
     ...     def update_mask(self, module, tensor_name, **kwargs):
@@ -104,7 +122,8 @@ class BaseSparsifier(Hooks, abc.ABC):
         if not self.enable_mask_update:
             return
         masks = (find_mask(group["module"], group["tensor_name"]) for group in self.groups)
-        with torch.no_grad(), all_or_nothing(self, contents=[mask for mask in masks if mask is not None]):
+        with torch.no_grad(), transaction(self) as undo:
+            undo.keep(*(mask for mask in masks if mask is not None))
             for group in self.groups:
                 self._check(group)
             for group in self.groups:
@@ -144,7 +163,7 @@ class BaseSparsifier(Hooks, abc.ABC):
             raise SparsifierTypeError(f"prepare: the model is a {type(model).__name__}; pass a torch.nn.Module")
         if not isinstance(config, Iterable | None):
             raise SparsifierTypeError(f"prepare: the config is a {type(config).__name__}; pass a list of dicts")
-        with all_or_nothing(model, self):
+        with transaction(model, self):
             if config is None:
                 self.make_config_from_model(model)
             else:
@@ -211,7 +230,7 @@ class BaseSparsifier(Hooks, abc.ABC):
                     f"{group['tensor_fqn']}: carries no mask, so there is nothing to squash; "
                     "call prepare() before squash_mask(), and squash_mask() once"
                 )
-        with all_or_nothing(*{id(group["module"]): group["module"] for group in self.groups}.values()):
+        with transaction(*{id(group["module"]): group["module"] for group in self.groups}.values()):
             for group, sparse_params in zip(self.groups, kept, strict=True):
                 self._make_final(group)
                 if sparse_params:
@@ -219,11 +238,12 @@ class BaseSparsifier(Hooks, abc.ABC):
 
     def _make_final(self, group: Group) -> None:
         """Multiply one mask into its tensor for good."""
-        module = group["module"]
+        module, name = group["module"], group["tensor_name"]
         self._detach_bias(group)
-        parametrize.remove_parametrizations(module, group["tensor_name"], leave_parametrized=True)
+        parametrize.remove_parametrizations(module, name, leave_parametrized=True)
         if isinstance(module, nn.RNNBase):
-            module._init_flat_weights()  # its list of weights would hold the masked copy until the next forward
+            setattr(module, name, getattr(module, name))  # its list of weights would hold the masked copy for a while
+            module.flatten_parameters()
 
     def convert(
         self,
@@ -264,8 +284,11 @@ class BaseSparsifier(Hooks, abc.ABC):
         if not isinstance(state_dict, Mapping) or not {"state", "groups"} <= state_dict.keys():
             raise SparsifierKeyError("load_state_dict: no 'state' or no 'groups'; pass what state_dict() returned")
         saved = {name: TensorState(entry) for name, entry in state_dict["state"].items()}
-        settings = {_name(group): group for group in copy.deepcopy(list(state_dict["groups"]))}
-        with all_or_nothing(self.model, self):
+        groups = copy.deepcopy(list(state_dict["groups"]))
+        if any("tensor_fqn" not in group for group in groups):
+            raise SparsifierKeyError("load_state_dict: a group has no 'tensor_fqn'; pass what state_dict() returned")
+        settings = {str(group["tensor_fqn"]): group for group in groups}
+        with transaction(self.model, self):
             places = self._find_places(saved.keys() | settings.keys(), strict)
             self.groups = [{**group, **places[name]} for name, group in settings.items() if name in places]
             self.state = defaultdict(TensorState)
@@ -315,14 +338,8 @@ class BaseSparsifier(Hooks, abc.ABC):
 
 def _weight_names(module: nn.Module) -> list[str]:
     if isinstance(module, nn.RNNBase):
-        return [name for name in module._flat_weights_names if name.startswith(("weight_ih", "weight_hh"))]
+        return [f"weight_{part}{suffix}" for suffix in suffixes(module) for part in ("ih", "hh")]
     return ["weight"]
-
-
-def _name(group: Group) -> str:
-    if "tensor_fqn" not in group:
-        raise SparsifierKeyError("load_state_dict: a group has no 'tensor_fqn'; pass what state_dict() returned")
-    return str(group["tensor_fqn"])
 
 
 def _kept_params(

@@ -5,16 +5,15 @@ from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
-from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
 from torch.nn.utils import parametrize
 
 from secateur.ao.config import Group
+from secateur.ao.errors import SparsifierAssertionError, SparsifierRuntimeError
 from secateur.ao.example import record, stop_recording
-from secateur.ao.parametrization import BiasHook, FakeStructuredSparsity
+from secateur.ao.parametrization import BiasHook, FakeStructuredSparsity, is_called, parametrizations
 from secateur.ao.patterns import Patterns
 from secateur.ao.removal import Reasons, Removal, remove
 from secateur.ao.sparsifier import BaseSparsifier
-from secateur.errors import SparsifierAssertionError, SparsifierRuntimeError
 
 
 class BaseStructuredSparsifier(BaseSparsifier):
@@ -123,7 +122,7 @@ class BaseStructuredSparsifier(BaseSparsifier):
         module, prune_bias = group["module"], group.get("prune_bias", True)
         if group["tensor_name"] != "weight" or getattr(module, "bias", None) is None:
             return
-        if _is_called(module):
+        if is_called(module):
             module.register_parameter("_bias", module.bias)
             module.bias = None
             module.prune_bias = prune_bias
@@ -148,15 +147,6 @@ def _bias_hooks(group: Group) -> dict[int, BiasHook]:
     return {key: hook for key, hook in hooks.items() if isinstance(hook, BiasHook)}
 
 
-def _is_called(module: nn.Module) -> bool:
-    """Whether a layer runs by its own forward, so that a hook on it can add the bias.
-
-    The output projection of nn.MultiheadAttention does not: attention reads its weight and bias.
-    """
-    layers = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
-    return isinstance(module, layers) and not isinstance(module, NonDynamicallyQuantizableLinear)
-
-
 def squash_shared(module: nn.Module, name: str) -> None:
     """Make a row mask final that a tensor shares with the weight whose rows it follows."""
     if _has_row_mask(module, name):
@@ -164,5 +154,4 @@ def squash_shared(module: nn.Module, name: str) -> None:
 
 
 def _has_row_mask(module: nn.Module, name: str) -> bool:
-    stack: Any = module.parametrizations[name] if parametrize.is_parametrized(module, name) else ()  # type: ignore[index]
-    return any(isinstance(p, FakeStructuredSparsity) for p in stack)
+    return any(isinstance(p, FakeStructuredSparsity) for p in parametrizations(module, name))

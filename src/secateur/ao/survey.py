@@ -7,15 +7,16 @@ from functools import cached_property
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
 
-from secateur.ao.opened import Call, Opened, Span, flipped, inner, is_output, observe, varied
+from secateur.ao.opened import Inputs, Opened, Span, flipped, inner, is_output, observe, varied
+from secateur.ao.parametrization import is_called
 from secateur.axes import Layout, free_atoms, keep_mask, positions, why_fixed
-from secateur.plan.counts import settle
-from secateur.plan.zeros import dead_positions
-from secateur.surgery import named_tensors
-from secateur.trace import Axis, Graph, Site
-from secateur.trace.roles import Roles, roles
+from secateur.compat import TransposedConvolution
+from secateur.planning.counts import settle
+from secateur.planning.zeros import dead_positions
+from secateur.state.held import named_tensors
+from secateur.tracing import Axis, Graph, Site
+from secateur.tracing.roles import Roles, roles
 
 _ConvNd = nn.Conv1d | nn.Conv2d | nn.Conv3d
 
@@ -46,7 +47,7 @@ class Decision:
 class Survey:
     """A masked model, opened and traced, and everything that is found out about it by running it."""
 
-    def __init__(self, opened: Opened, graph: Graph, call: Call, dtype: torch.dtype) -> None:
+    def __init__(self, opened: Opened, graph: Graph, call: Inputs, dtype: torch.dtype) -> None:
         self.opened, self.graph, self.call, self.dtype = opened, graph, call, dtype
         self.modules = dict(opened.named_modules())
 
@@ -70,8 +71,9 @@ class Survey:
         sites = (site for axis in self.graph.axes for site in axis.sites if site in self.roles.reads)
         readers = {site.tensor: module for site in sites if (module := self.reader(site)) is not None}
         calls = [varied(self.call, seed) for seed in (1, 2)]
+        change = flipped(self.opened) if flip else lambda _, tensor: tensor
         try:
-            return observe(self.opened, calls, readers, self.dtype, flipped(self.opened) if flip else None)
+            return observe(self.opened, calls, readers, self.dtype, change)
         except Exception:  # the user's forward, on other numbers than it was made for: nothing is known to be constant
             return {}
 
@@ -79,12 +81,10 @@ class Survey:
         """The layer that contracts its input with a site and can take a constant into its bias."""
         owner, _, key = site.tensor.rpartition(".")
         module = self.modules[owner]
-        called = isinstance(module, nn.Linear) and not isinstance(module, NonDynamicallyQuantizableLinear)
         if key == "weight" and _one_tap_transposed(module):
             return module if site.dim == 0 else None
         first = isinstance(module, nn.RNNBase) and module.bias and key.startswith("weight_ih_l0")
-        reads = ((called or isinstance(module, _ConvNd)) and key == "weight") or first
-        return module if reads and site.dim == 1 else None
+        return module if site.dim == 1 and (first or (key == "weight" and is_called(module))) else None
 
     # what is off -----------------------------------------------------------------------------------------------
 
@@ -121,10 +121,14 @@ class Survey:
         return decision
 
     def _settle(self, decision: Decision) -> None:
-        wanted = {axis.atom: axis.size - int(gone.sum()) for axis, gone in decision.removed.items()}
-        settled = settle(self.graph.sizes, wanted)
-        for axis in list(decision.removed):
-            if settled.get(axis.atom, axis.size) != wanted[axis.atom]:
+        """Leave out axes that cannot lose just what they should, until all others can."""
+        while True:
+            wanted = {axis.atom: axis.size - int(gone.sum()) for axis, gone in decision.removed.items()}
+            settled = settle(self.graph.equations, wanted)
+            stuck = [axis for axis in decision.removed if settled.get(axis.atom, axis.size) != wanted[axis.atom]]
+            if not stuck:
+                return
+            for axis in stuck:
                 del decision.removed[axis]
                 decision.inexact.pop(axis, None)
                 decision.refused[axis] = "the model's code needs it to have the size of others, which keep more rows"
@@ -173,14 +177,13 @@ class Survey:
 
     def _fits(self, axis: Axis, site: Site, silent: Tensor, decision: Decision) -> Tensor:
         """Which positions leave nothing but a constant in a reader, that its bias can stand for."""
-        layout = self.graph.layouts[site.tensor][site.dim]
         if site.tensor not in self._constant:
             return torch.zeros(axis.size, dtype=torch.bool)
-        constant = all_of(layout, axis, self._columns(site, self._constant[site.tensor]))
+        constant = self._all_channels(axis, site, self._constant[site.tensor])
         module = None if is_output(site.tensor) else self.reader(site)
         if module is None or not _pads_with_zeros(module):
             return constant
-        zero = all_of(layout, axis, self._columns(site, self.spans[site.tensor].low == 0))
+        zero = self._all_channels(axis, site, self.spans[site.tensor].low == 0)
         unbiased = silent if not self._biased(axis) else torch.zeros_like(silent)
         if bool((constant & ~zero & ~unbiased).any()):
             decision.refused[axis] = (
@@ -188,15 +191,15 @@ class Survey:
             )
         return constant & (zero | unbiased)
 
-    def _columns(self, site: Site, channels: Tensor) -> Tensor:
-        """Flags of a reader's channels as flags of its weight's columns, each of which reads one channel per group."""
+    def _all_channels(self, axis: Axis, site: Site, flags: Tensor) -> Tensor:
+        """Of which positions all of a reader's channels are flagged; each column of its weight reads one per group."""
         groups = getattr(self.modules[site.tensor.rpartition(".")[0]], "groups", 1)
-        return channels.cpu().view(groups, -1).all(0)
+        return all_of(self.graph.layouts[site.tensor][site.dim], axis, flags.cpu().view(groups, -1).all(0))
 
     # what makes a position -------------------------------------------------------------------------------------
 
     @cached_property
-    def _tensors(self) -> dict[str, Tensor]:
+    def tensors(self) -> dict[str, Tensor]:
         return dict(named_tensors(self.opened))
 
     def _makes(self, axis: Axis) -> list[Site]:
@@ -207,7 +210,7 @@ class Survey:
         held = (layout for name in self.graph.places for layout in self.graph.layouts[name])
         silent = torch.full((axis.size,), not any(axis.atom in free_atoms(layout) for layout in held))
         for site in self._makes(axis):
-            tensor = self._tensors[site.tensor]
+            tensor = self.tensors[site.tensor]
             zero = tensor.movedim(site.dim, 0).reshape(tensor.shape[site.dim], -1).eq(0).all(1).cpu()
             silent &= all_of(self.graph.layouts[site.tensor][site.dim], axis, zero)
         return silent
@@ -217,8 +220,7 @@ class Survey:
         zero = torch.ones(axis.size, dtype=torch.bool)
         for site in self._reads(axis):
             if not is_output(site.tensor):
-                flags = self._columns(site, self.spans[site.tensor].low == 0)
-                zero &= all_of(self.graph.layouts[site.tensor][site.dim], axis, flags)
+                zero &= self._all_channels(axis, site, self.spans[site.tensor].low == 0)
         return zero
 
     def _biased(self, axis: Axis) -> bool:
@@ -226,7 +228,7 @@ class Survey:
 
     def _recurrent(self, axis: Axis, masks: Mapping[str, Tensor]) -> str | None:
         """For the hidden units of a recurrent layer that nothing else makes: what is not exact about removing them."""
-        matrices = [site.tensor for site in self._makes(axis) if self._tensors[site.tensor].dim() > 1]
+        matrices = [site.tensor for site in self._makes(axis) if self.tensors[site.tensor].dim() > 1]
         owners = {name.rpartition(".")[0] for name in matrices}
         modules = [self.modules[owner] for owner in owners]
         if len(modules) != 1 or not isinstance(modules[0], nn.RNNBase) or not all(name in masks for name in matrices):
@@ -256,7 +258,7 @@ class Survey:
 
 def _one_tap_transposed(module: nn.Module) -> bool:
     """Whether a transposed convolution makes the same of a constant everywhere: more taps overlap less at borders."""
-    if not isinstance(module, nn.modules.conv._ConvTransposeNd) or module.groups != 1:
+    if not isinstance(module, TransposedConvolution) or module.groups != 1:
         return False
     return {*module.kernel_size, *module.stride} == {1}
 

@@ -5,12 +5,14 @@ from secateur.axes.layout import (
     UNIT,
     Atom,
     Concat,
+    Inherent,
     Layout,
     Mask,
     Product,
     atoms,
     constant,
     free_atoms,
+    inherent,
     keep_mask,
     owned,
     positions,
@@ -18,33 +20,9 @@ from secateur.axes.layout import (
     size_after,
     why_fixed,
 )
+from secateur.axes.learn import factor, fix, hint, leak, note, pieces, split, unify
 from secateur.axes.polynomial import Polynomial
-from secateur.axes.unify import factor, fix, hint, leak, note, pieces, split, unify
 
-__all__ = [
-    "EMPTY",
-    "UNIT",
-    "Atom",
-    "Concat",
-    "Layout",
-    "Mask",
-    "Polynomial",
-    "Product",
-    "atoms",
-    "constant",
-    "factor",
-    "fix",
-    "free_atoms",
-    "hint",
-    "keep_mask",
-    "leak",
-    "note",
-    "owned",
-    "pieces",
-    "positions",
-    "resolve",
-    "size_after",
-    "split",
-    "unify",
-    "why_fixed",
-]
+__all__ = ["EMPTY", "UNIT", "Atom", "Concat", "Inherent", "Layout", "Mask", "Polynomial", "Product", "atoms"]
+__all__ += ["constant", "factor", "fix", "free_atoms", "hint", "inherent", "keep_mask", "leak", "note", "owned"]
+__all__ += ["pieces", "positions", "resolve", "size_after", "split", "unify", "why_fixed"]

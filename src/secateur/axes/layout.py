@@ -17,9 +17,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
+from operator import is_
 
 import numpy as np
 from numpy.typing import NDArray
+
+
+class Inherent(str):
+    """A reason that nobody asks for: of a dimension that no one would think of cutting, such as a kernel's height."""
+
+    __slots__ = ()
 
 
 class Atom:
@@ -32,11 +39,11 @@ class Atom:
         self.bound: Layout | None = None
         self.fixed: str | None = fixed  # why it must not be cut
         self.notes: dict[str, None] = {}  # why cutting it is not exact, in order
-        self.hints: dict[str, None] = {}  # what it is called, in order
+        self.hints: dict[tuple[str, ...], None] = {}  # what it is called, in order; then, what its factors would be
         self.leaks = False  # whether a position counts even when all that makes it is zero
 
     def __repr__(self) -> str:
-        return f"{'!' if self.fixed else ''}{self.size}" if self.bound is None else repr(resolve(self))
+        return f"{'' if self.fixed is None else '!'}{self.size}" if self.bound is None else repr(resolve(self))
 
 
 class _Compound:
@@ -97,58 +104,71 @@ def constant(layout: Layout) -> bool:
 
 
 def why_fixed(layout: Layout) -> str:
-    """The first reason found in a layout for not cutting it."""
-    return next((atom.fixed for atom in atoms(layout) if atom.fixed), "a single position")
+    """The first reason found in a layout for not cutting it, one that is worth telling before others."""
+    found = [atom.fixed for atom in atoms(layout) if atom.fixed]
+    told = next((reason for reason in found if not isinstance(reason, Inherent)), None)
+    return told or str(next(iter(found), "a single position"))
+
+
+def inherent(layout: Layout) -> bool:
+    """Whether everything that is fixed in a layout is so by its nature, with nothing to tell about it."""
+    found = [atom.fixed for atom in atoms(layout) if atom.fixed]
+    return bool(found) and all(isinstance(reason, Inherent) for reason in found)
 
 
 def resolve(layout: Layout) -> Layout:
-    """The normal form: bound atoms replaced, nested parts of the same kind spliced in, constants merged."""
-    if isinstance(layout, Atom):
-        if layout.bound is not None:
-            layout.bound = resolve(layout.bound)
-            return layout.bound
+    """The normal form: bound atoms replaced, nested parts of the same kind spliced in, constants merged.
+
+    Every part of a compound in normal form is smaller than the compound, so nothing can become a part of itself.
+    """
+    if not isinstance(layout, Atom):
+        return _flat(layout) if layout.parts else layout
+    if layout.bound is None:
         return layout if layout.size > 1 else (UNIT if layout.size else EMPTY)
-    if not layout.parts:
-        return layout
-    if isinstance(layout, Product):
-        return _resolve_product(layout)
-    return _resolve_concat(layout)
+    now = resolve(_end(layout))
+    while isinstance(layout, Atom) and layout.bound is not None:
+        layout.bound, layout = now, layout.bound
+    return now
 
 
-def _resolve_product(layout: Product) -> Layout:
-    if layout.size == 0:
+def _flat(layout: Product | Concat) -> Layout:
+    """The normal form of a compound. What is nested in its own kind waits in a list, however deep it is."""
+    kind = type(layout)
+    if kind is Product and layout.size == 0:
         return EMPTY
     parts: list[Layout] = []
-    changed = False
-    for part in layout.parts:
-        now = resolve(part)
-        changed |= now is not part or isinstance(now, Product)
-        for piece in now.parts if isinstance(now, Product) else (now,):
-            if parts and constant(piece) and constant(parts[-1]):
-                parts[-1] = Atom(parts[-1].size * piece.size, why_fixed(parts[-1]))
-                changed = True
-            else:
-                parts.append(piece)
+    todo = list(reversed(layout.parts))
+    while todo:
+        part = todo.pop()
+        if isinstance(part, Atom) and part.bound is None and part.fixed is None and part.size > 1:
+            parts.append(part)
+            continue
+        end = _end(part)
+        now = end if type(end) is kind else resolve(part)
+        if isinstance(now, kind):
+            todo.extend(reversed(now.parts))
+        elif parts and constant(now) and constant(parts[-1]):
+            parts[-1] = _merged(kind, parts[-1], now)
+        else:
+            parts.append(now)
     if len(parts) == 1:
         return parts[0]
-    return Product(tuple(parts)) if changed else layout
+    unchanged = len(parts) == len(layout.parts) and all(map(is_, parts, layout.parts))
+    return layout if unchanged else kind(tuple(parts))
 
 
-def _resolve_concat(layout: Concat) -> Layout:
-    parts: list[Layout] = []
-    changed = False
-    for part in layout.parts:
-        now = resolve(part)
-        changed |= now is not part or isinstance(now, Concat)
-        for piece in now.parts if isinstance(now, Concat) else (now,):
-            if parts and constant(piece) and constant(parts[-1]):
-                parts[-1] = Atom(parts[-1].size + piece.size, why_fixed(parts[-1]))
-                changed = True
-            else:
-                parts.append(piece)
-    if len(parts) == 1:
-        return parts[0]
-    return Concat(tuple(parts)) if changed else layout
+def _end(layout: Layout) -> Layout:
+    """What an atom is bound to in the end."""
+    while isinstance(layout, Atom) and layout.bound is not None:
+        layout = layout.bound
+    return layout
+
+
+def _merged(kind: type[Product] | type[Concat], a: Layout, b: Layout) -> Atom:
+    """Two constants side by side, as one, with the reason that says most: that of a single position comes last."""
+    given = [each.fixed for each in (a, b) if isinstance(each, Atom) and each.fixed]
+    reason = min(given, key=lambda reason: isinstance(reason, Inherent), default=why_fixed(UNIT))
+    return Atom(kind((a, b)).size, reason)
 
 
 def atoms(layout: Layout) -> Iterator[Atom]:

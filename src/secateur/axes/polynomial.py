@@ -1,7 +1,5 @@
 """Sums of products of layout sizes: what anything that is counted in elements costs, for any cut."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Mapping, Sequence
 

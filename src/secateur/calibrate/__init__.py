@@ -1,9 +1,10 @@
 """What a model does with the user's data: every product with a parameter, op by op."""
 
-from secateur.calibrate.lanes import Lane, lanes
-from secateur.calibrate.live import Live
-from secateur.calibrate.products import Parameters, Product
-from secateur.calibrate.stakes import stakes
-from secateur.calibrate.watch import Watch, calibrating, call
+from secateur.calibrate.data import Data
+from secateur.calibrate.fisher import fisher_weights
+from secateur.calibrate.observe import Watch, calibrating, call
+from secateur.calibrate.products import ParameterProduct, Parameters
+from secateur.calibrate.resume import Step
+from secateur.calibrate.stages import Runs
 
-__all__ = ["Lane", "Live", "Parameters", "Product", "Watch", "calibrating", "call", "lanes", "stakes"]
+__all__ = ["Data", "ParameterProduct", "Parameters", "Runs", "Step", "Watch", "calibrating", "call", "fisher_weights"]

@@ -1,5 +1,5 @@
 """The command `secateur`: parsing and printing. What it does is in the library."""
 
-from secateur.cli.main import main
+from secateur.cli.program import main
 
 __all__ = ["main"]

@@ -1,6 +1,4 @@
-"""`secateur demo`: the main job on data that is already here."""
-
-from __future__ import annotations
+"""`secateur demo`: train, cut and fine-tune two small networks on data that needs no download."""
 
 import argparse
 from dataclasses import asdict
@@ -12,8 +10,9 @@ from secateur.cli.exits import Exit, UsageError
 from secateur.cli.folder import Folder
 from secateur.cli.packages import did_you_mean, optional
 from secateur.cli.screen import Screen, count, size, table
-from secateur.demo import DATA, Outcome
+from secateur.demo import DATA, DemoOutcome
 from secateur.demo import run as run_demo
+from secateur.importance import Magnitude
 from secateur.io import save
 
 HELP = "train two small classifiers, cut them to half, let them recover, and report"
@@ -43,46 +42,41 @@ def run(args: argparse.Namespace, screen: Screen) -> Exit:
     with folder.filled() as new:
         for outcome in outcomes:
             _write(outcome, new, args)
-    pages = [folder.path / f"{_key(outcome)}.html" for outcome in outcomes]
-    screen.data(_data(args, outcomes, folder))
+    pages = [str(folder.path / f"{_key(outcome)}.html") for outcome in outcomes]
+    networks = [{"name": o.name, "stages": [asdict(stage) for stage in o.stages]} for o in outcomes]
+    told = {"seed": args.seed, "data": args.data, "networks": networks}
+    screen.data({**told, "folder": str(folder.path), "reports": pages})
     screen.show(_table(outcomes), "", "the reports:", *(f"  {page}" for page in pages))
     return Exit.DONE
 
 
-def _key(outcome: Outcome) -> str:
+def _key(outcome: DemoOutcome) -> str:
     return outcome.name.lower().replace(" ", "-")
 
 
-def _write(outcome: Outcome, folder: Path, args: argparse.Namespace) -> None:
+def _write(outcome: DemoOutcome, folder: Path, args: argparse.Namespace) -> None:
     key = _key(outcome)
     save(outcome.model, folder / f"{key}.safetensors")
     (folder / f"{key}.json").write_text(outcome.plan.to_json() + "\n", encoding="utf-8")
-    report.write(_story(outcome, args), folder, key)
-
-
-def _story(outcome: Outcome, args: argparse.Namespace) -> Any:
-    from secateur.importance import Magnitude
-    from secateur.report import Figure, Story, scores_of
-
     stages = outcome.stages
-    figures = (
-        Figure("accuracy", tuple(stage.accuracy for stage in stages), "%"),
-        Figure("latency", tuple(stage.seconds for stage in stages), "s"),
-        Figure("file", tuple(stage.file_bytes for stage in stages), "B"),
-    )
-    return Story.of(
+    story = report.story(
         outcome.graph,
         outcome.plan,
         model=f"{outcome.name} on {args.data}",
-        scores=scores_of(outcome.graph, Magnitude()),
+        importance=Magnitude(),
         stages=tuple(stage.name for stage in stages),
-        figures=figures,
-        sweep=report.sweep_for_report(outcome.sweep),
+        figures=(
+            ("accuracy", tuple(stage.accuracy for stage in stages), "%"),
+            ("latency", tuple(stage.seconds for stage in stages), "s"),
+            ("file", tuple(stage.file_bytes for stage in stages), "B"),
+        ),
+        sweep=outcome.sweep,
         notes=(f"secateur demo --data {args.data} --seed {args.seed}; latency is of a batch of 128 on one thread.",),
     )
+    report.write(story, folder, key)
 
 
-def _table(outcomes: tuple[Outcome, ...]) -> Any:
+def _table(outcomes: tuple[DemoOutcome, ...]) -> Any:
     columns = ("", "accuracy", "parameters", "MACs", "file", "latency")
     rows = []
     for outcome in outcomes:
@@ -90,13 +84,3 @@ def _table(outcomes: tuple[Outcome, ...]) -> Any:
             figures = (f"{stage.accuracy:.1%}", count(stage.params), count(stage.macs), size(stage.file_bytes))
             rows.append((f"{outcome.name}, {stage.name}", *figures, f"{stage.seconds * 1e3:.2f} ms"))
     return table(columns, rows, numbers=columns[1:])
-
-
-def _data(args: argparse.Namespace, outcomes: tuple[Outcome, ...], folder: Folder) -> dict[str, Any]:
-    return {
-        "seed": args.seed,
-        "data": args.data,
-        "networks": [{"name": o.name, "stages": [asdict(stage) for stage in o.stages]} for o in outcomes],
-        "folder": str(folder.path),
-        "reports": [str(folder.path / f"{_key(outcome)}.html") for outcome in outcomes],
-    }

@@ -1,7 +1,5 @@
 """`secateur diff`: what two plans, or two saved models, differ in."""
 
-from __future__ import annotations
-
 import argparse
 from pathlib import Path
 from typing import Any
@@ -9,10 +7,10 @@ from typing import Any
 import torch
 
 from secateur.cli.exits import Exit, InputError
-from secateur.cli.saved import Saved, read
-from secateur.cli.screen import Screen, count, size, table
-from secateur.difference import Difference, difference
-from secateur.plan import Plan
+from secateur.cli.saved import COSTS, Saved, read
+from secateur.cli.screen import Screen, table
+from secateur.planning import Plan
+from secateur.planning.plans import Difference, difference
 
 HELP = "show what two plans, or two saved models, differ in; exits with 1 if they do"
 
@@ -26,7 +24,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace, screen: Screen) -> Exit:
     """Compare two files."""
     first, second = read(args.first), read(args.second)
-    found = difference(_plan(first), _plan(second))
+    plans = (_plan(first), _plan(second))
+    found = difference(*plans)
     weights = _weights(first, second)
     classes = [saved.class_name for saved in (first, second) if saved.class_name is not None]
     same = not found and not weights and len(set(classes)) <= 1
@@ -37,7 +36,7 @@ def run(args: argparse.Namespace, screen: Screen) -> Exit:
         screen.show(f"A  {first.path}", f"B  {second.path}")
         if len(set(classes)) > 1:
             screen.show(f"A is a {classes[0]}, B a {classes[1]}")
-        _show(screen, found, (_plan(first), _plan(second)), weights)
+        _show(screen, found, plans, weights)
     return Exit.DONE if same else Exit.DIFFERENT
 
 
@@ -52,29 +51,24 @@ def _plan(saved: Saved) -> Plan:
 
 def _weights(first: Saved, second: Saved) -> list[str]:
     """The names of tensors that differ, where both files hold a model."""
-    if first.tensors is None or second.tensors is None:
+    ours, theirs = first.tensors, second.tensors
+    if ours is None or theirs is None:
         return []
-    return [name for name in sorted({*first.tensors, *second.tensors}) if not _equal(first, second, name)]
 
+    def equal(name: str) -> bool:
+        same_form = ours.get(name) == theirs.get(name)
+        return same_form and torch.equal(
+            *(saved.tensor(name).reshape(-1).view(torch.uint8) for saved in (first, second))
+        )
 
-def _equal(first: Saved, second: Saved, name: str) -> bool:
-    assert first.tensors is not None
-    assert second.tensors is not None
-    if first.tensors.get(name) != second.tensors.get(name):
-        return False
-    a, b = (saved.tensor(name).reshape(-1).view(torch.uint8) for saved in (first, second))
-    return torch.equal(a, b)
+    return [name for name in sorted({*ours, *theirs}) if not equal(name)]
 
 
 def _show(screen: Screen, found: Difference, plans: tuple[Plan, Plan], weights: list[str]) -> None:
     costs = [
-        (what, *(say(getattr(plan, key).after) for plan in plans))
-        for key, what, say in (("macs", "MACs", count), ("params", "parameters", count), ("bytes", "weights", size))
-        if key in found.costs
+        (what, *(say(getattr(plan, key).after) for plan in plans)) for key, what, say in COSTS if key in found.costs
     ]
-    axes = [
-        (axis.name, f"{axis.size:,}", _kept(axis.first), _kept(axis.second), f"{axis.common:,}") for axis in found.axes
-    ]
+    axes = [(a.name, f"{a.size:,}", _kept(a.first), _kept(a.second), f"{a.common:,}") for a in found.axes]
     attributes = [(name, _kept(a), _kept(b)) for name, a, b in found.attributes]
     for columns, rows in (
         (("after the cut", "A", "B"), costs),

@@ -1,7 +1,6 @@
-"""`--example`: the input of a model in a few letters."""
+"""`--example`: an example input of a model, described by dtype and shape."""
 
-from __future__ import annotations
-
+import functools
 import re
 from collections.abc import Sequence
 from typing import Any
@@ -23,7 +22,7 @@ _DTYPES = {
 }
 
 
-def parse(texts: Sequence[str]) -> Any:
+def parse(texts: Sequence[str], dtype: torch.dtype = torch.float32) -> Any:
     """The example that one or several `--example` describe.
 
     >>> parse(["1x3x8x8"]).shape
@@ -32,10 +31,11 @@ def parse(texts: Sequence[str]) -> Any:
     {'ids': (torch.int64, True)}
 
     Floating-point inputs are drawn from a normal distribution, whole numbers from 0 up to `BELOW` (2 if not given),
-    with a fixed seed. Inputs with names are passed by name, several without as arguments in order.
+    with a fixed seed; `dtype` is that of inputs whose own is not said. Inputs with names are passed by name, several
+    without as arguments in order.
     """
     generator = torch.Generator().manual_seed(0)
-    parts = [_part(text, generator) for text in texts]
+    parts = [_part(text, generator, dtype) for text in texts]
     names = [name for name, _ in parts if name]
     if not names:
         return parts[0][1] if len(parts) == 1 else tuple(tensor for _, tensor in parts)
@@ -44,12 +44,13 @@ def parse(texts: Sequence[str]) -> Any:
     return {name: tensor for name, tensor in parts if name}
 
 
-def _part(text: str, generator: torch.Generator) -> tuple[str | None, Tensor]:
+def _part(text: str, generator: torch.Generator, default: torch.dtype) -> tuple[str | None, Tensor]:
     found = _PATTERN.fullmatch(text)
     if found is None:
         raise UsageError(f"--example {text}: give a shape such as 1x3x224x224, or NAME=1x16:int64:1000")
     shape = [int(n) for n in found["shape"].split("x")]
-    name, dtype = found["dtype"] or "float32", _DTYPES.get(found["dtype"] or "float32")
+    name = found["dtype"] or str(default).removeprefix("torch.")
+    dtype = _DTYPES.get(name)
     if dtype is None:
         raise UsageError(f"--example {text}: there is no dtype {name}{did_you_mean(name, _DTYPES)}")
     below = int(found["below"] or 2)
@@ -58,7 +59,8 @@ def _part(text: str, generator: torch.Generator) -> tuple[str | None, Tensor]:
     if below > _most(dtype) + 1:
         raise UsageError(f"--example {text}: {name} counts to {_most(dtype)}")
     try:
-        return found["name"], _drawn(shape, dtype, below, generator)
+        draw = torch.randn if dtype.is_floating_point else functools.partial(torch.randint, below)
+        return found["name"], draw(shape, generator=generator).to(dtype)
     except (RuntimeError, ValueError) as error:  # more than there is memory for
         raise UsageError(f"--example {text}: {str(error).splitlines()[0]}") from error
 
@@ -68,9 +70,3 @@ def _most(dtype: torch.dtype) -> int:
     if dtype == torch.bool:
         return 1
     return torch.iinfo(torch.int64 if dtype.is_floating_point else dtype).max - (dtype == torch.int64)
-
-
-def _drawn(shape: Sequence[int], dtype: torch.dtype, below: int, generator: torch.Generator) -> Tensor:
-    if dtype.is_floating_point:
-        return torch.randn(shape, generator=generator).to(dtype)
-    return torch.randint(below, shape, generator=generator).to(dtype)

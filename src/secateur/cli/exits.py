@@ -1,53 +1,40 @@
 """How the command ends: a code for scripts, and one line for people."""
 
-from __future__ import annotations
-
 import enum
 import errno
 import os
 import re
 from collections.abc import Iterator
+from typing import Self
 
-from secateur.errors import ApplyError, FileError, PlanError, SecateurError, TraceError
+from secateur.errors import ApplyError, MissingPackageError, PlanError, SecateurError
 from secateur.onnx import OnnxError
 
 
 class Exit(enum.IntEnum):
-    """What a script can tell from the exit code.
+    """What a script can tell from the exit code, and one line of the help.
 
-    >>> int(Exit.TARGET)
-    4
+    >>> int(Exit.TARGET), Exit.TARGET.meaning
+    (4, 'the target cannot be reached')
     """
 
-    DONE = 0
-    DIFFERENT = 1
-    USAGE = 2
-    INPUT = 3
-    TARGET = 4
-    WRITE = 5
-    VERIFY = 6
-    BUG = 70
-    INTERRUPTED = 130
-    PIPE = 141
+    meaning: str
 
-    @property
-    def meaning(self) -> str:
-        """One line of the help."""
-        return _MEANINGS[self]
+    def __new__(cls, value: int, meaning: str) -> Self:
+        made = int.__new__(cls, value)
+        made._value_, made.meaning = value, meaning
+        return made
 
-
-_MEANINGS = {
-    Exit.DONE: "done (diff: no difference)",
-    Exit.DIFFERENT: "diff: they differ",
-    Exit.USAGE: "the command line is wrong, or a package is missing",
-    Exit.INPUT: "the model, its weights or a file cannot be used",
-    Exit.TARGET: "the target cannot be reached",
-    Exit.WRITE: "the results cannot be written",
-    Exit.VERIFY: "the cut, or the exported model, did not pass its check; nothing was written",
-    Exit.BUG: "an error inside Secateur",
-    Exit.INTERRUPTED: "interrupted; nothing is half-written",
-    Exit.PIPE: "whoever read the output stopped reading",
-}
+    DONE = 0, "done (diff: no difference)"
+    DIFFERENT = 1, "diff: they differ"
+    USAGE = 2, "the command line is wrong, or a package is missing"
+    INPUT = 3, "the model, its weights or a file cannot be used"
+    TARGET = 4, "the target cannot be reached"
+    WRITE = 5, "the results cannot be written"
+    VERIFY = 6, "the cut, or the exported model, did not pass its check; nothing was written"
+    BUG = 70, "an error inside Secateur"
+    INTERRUPTED = 130, "interrupted; nothing is half-written"
+    PIPE = 141, "whoever read the output stopped reading"
 
 
 class UsageError(SecateurError, ValueError):
@@ -62,37 +49,16 @@ class WriteError(SecateurError, OSError):
     """Results cannot be written."""
 
 
-class MissingPackageError(UsageError, ImportError):
-    """An optional package is not installed; the message is the line that installs it."""
-
-    def __init__(self, package: str, why: str) -> None:
-        install = _INSTALLED_AS.get(package, package)
-        super().__init__(f"{why} needs {package}, which is not installed: pip install {install}")
-
-
-_INSTALLED_AS = {
-    "sklearn": "scikit-learn",
-    "PIL": "pillow",
-    "cv2": "opencv-python",
-    "yaml": "pyyaml",
-    "bs4": "beautifulsoup4",
+# the first that fits counts: WriteError is a SecateurError too, BrokenPipeError an OSError
+_CODES: dict[Exit, tuple[type[BaseException], ...]] = {
+    Exit.USAGE: (UsageError, MissingPackageError),
+    Exit.TARGET: (PlanError,),
+    Exit.VERIFY: (ApplyError, OnnxError),
+    Exit.PIPE: (BrokenPipeError,),
+    Exit.WRITE: (WriteError, OSError),
+    Exit.INPUT: (SecateurError,),
+    Exit.INTERRUPTED: (KeyboardInterrupt,),
 }
-
-
-_CODES: tuple[tuple[type[BaseException], Exit], ...] = (
-    (UsageError, Exit.USAGE),
-    (WriteError, Exit.WRITE),
-    (InputError, Exit.INPUT),
-    (PlanError, Exit.TARGET),
-    (ApplyError, Exit.VERIFY),
-    (OnnxError, Exit.VERIFY),
-    (TraceError, Exit.INPUT),
-    (FileError, Exit.INPUT),
-    (SecateurError, Exit.INPUT),
-    (KeyboardInterrupt, Exit.INTERRUPTED),
-    (BrokenPipeError, Exit.PIPE),
-    (OSError, Exit.WRITE),
-)
 
 
 def code(error: BaseException) -> Exit:
@@ -101,7 +67,7 @@ def code(error: BaseException) -> Exit:
     >>> code(PlanError("Macs(0.01) cannot be reached"))
     <Exit.TARGET: 4>
     """
-    return next((exit_ for kind, exit_ in _CODES if isinstance(error, kind)), Exit.BUG)
+    return next((exit_ for exit_, kinds in _CODES.items() if isinstance(error, kinds)), Exit.BUG)
 
 
 def one_line(error: BaseException) -> str:
@@ -115,13 +81,11 @@ def one_line(error: BaseException) -> str:
     return " ".join(str(error).split()) or type(error).__name__
 
 
+_ELSEWHERE = "write elsewhere with --out"
 _REMEDIES = {
-    errno.ENOSPC: "free some, or write elsewhere with --out",
-    errno.EDQUOT: "free some, or write elsewhere with --out",
-    errno.EFBIG: "raise the limit (ulimit -f), or write elsewhere with --out",
-    errno.EACCES: "write elsewhere with --out, or change its permissions",
-    errno.EPERM: "write elsewhere with --out, or change its permissions",
-    errno.EROFS: "write elsewhere with --out",
+    **dict.fromkeys((errno.ENOSPC, errno.EDQUOT), f"free some, or {_ELSEWHERE}"),
+    **dict.fromkeys((errno.EACCES, errno.EPERM), f"{_ELSEWHERE}, or change its permissions"),
+    errno.EFBIG: f"raise the limit (ulimit -f), or {_ELSEWHERE}",
     errno.ENOTDIR: "give --out a folder",
 }
 
@@ -135,7 +99,7 @@ def not_written(error: BaseException, where: object) -> WriteError | None:
     number = _errno(error)
     if number is None:
         return None
-    remedy = _REMEDIES.get(number, "write elsewhere with --out")
+    remedy = _REMEDIES.get(number, _ELSEWHERE)
     return WriteError(f"{where}: {os.strerror(number)}; {remedy}. Nothing was written")
 
 

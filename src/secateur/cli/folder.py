@@ -1,13 +1,10 @@
-"""A folder of results: all of a run, or what was there before."""
-
-from __future__ import annotations
+"""A folder of results, replaced as a whole: all files of a run, or those that were there before."""
 
 import contextlib
 import os
 import shutil
 import signal
 import tempfile
-import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -48,7 +45,7 @@ class Folder:
             raise WriteError(f"{self.path} has {', '.join(found)} already; --force replaces, --out writes elsewhere")
 
     def _nearest(self) -> Path:
-        """The nearest folder on the way that exists."""
+        """The path itself, or its nearest parent that exists."""
         return next(place for place in (self.path, *self.path.absolute().parents) if os.path.lexists(place))
 
     @contextlib.contextmanager
@@ -82,7 +79,7 @@ class Folder:
                     place.rmdir()
 
     def _exchange(self, new: Path, old: Path) -> None:
-        """The results of an earlier run go away, all of them; those of this one take their place."""
+        """Replace all results of an earlier run by those of this one."""
         away: list[str] = []
         come: list[str] = []
         try:
@@ -103,10 +100,7 @@ class Folder:
 
 @contextlib.contextmanager
 def _undisturbed() -> Iterator[None]:
-    """Ctrl-C waits: what is inside takes no time."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
+    """Hold back Ctrl-C and SIGTERM until the block, which is short, has ended."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
     try:
         yield

@@ -1,23 +1,18 @@
 """`secateur inspect`: what can be cut, and what cannot."""
 
-from __future__ import annotations
-
 import argparse
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from typing import Any
 
 from secateur.cli.arguments import Traced, add_model, checked_early, traced
 from secateur.cli.exits import Exit
 from secateur.cli.screen import Screen, count, table
-from secateur.plan.cost import CostModel
-from secateur.trace import Blocked, Graph
+from secateur.planning.problem import CostModel
+from secateur.tracing import Blocked
 
 HELP = "show what can be cut in a model, what each axis carries, what is blocked and by which line of code"
-
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The options of this command."""
-    add_model(parser)
+add_arguments = add_model  # and nothing else
 
 
 def run(args: argparse.Namespace, screen: Screen) -> Exit:
@@ -25,35 +20,30 @@ def run(args: argparse.Namespace, screen: Screen) -> Exit:
     checked_early(args)
     with screen.steps(2) as steps:
         found = traced(args, screen, steps.begin, weights=False)
-    screen.data(_data(found))
-    axes, blocked = axes_table(found.graph), blocked_table(found.graph.blocked)
-    screen.show(_headline(found), "", axes, "", blocked)
+    data = _data(found)
+    screen.data(data)
+    screen.show(_headline(data), "", _axes_table(data["axes"]), "", _blocked_table(found.graph.blocked))
+    if found.graph.unseen:
+        screen.show("", table(("no run showed", "where"), [(each.what, each.where) for each in found.graph.unseen]))
     if found.graph.unknown:
         screen.show("", f"ops without a rule, which block what they touch: {', '.join(found.graph.unknown)}")
     return Exit.DONE
 
 
-def _headline(found: Traced) -> str:
-    graph, cost = found.graph, CostModel(found.graph)
+def _headline(data: Mapping[str, Any]) -> str:
     return (
-        f"{found.name} ({type(graph.model).__name__}): {count(cost.macs({}))} MACs, "
-        f"{count(cost.params({}))} parameters; {len(graph.axes)} axes touch {graph.touched():.1%} of the parameters"
+        f"{data['model']} ({data['class']}): {count(data['macs'])} MACs, {count(data['params'])} parameters; "
+        f"{len(data['axes'])} axes touch {data['touched']:.1%} of the parameters"
     )
 
 
-def _carried(graph: Graph) -> list[tuple[int, int]]:
-    """For each axis, the MACs and parameters that would be gone without it."""
-    cost = CostModel(graph)
-    return [(cost.macs.saved(axis.atom, 0), cost.params.saved(axis.atom, 0)) for axis in graph.axes]
-
-
-def axes_table(graph: Graph) -> Any:
-    """Every axis: its size, what it carries, whether cutting it is exact."""
-    rows = [
-        (axis.name, f"{axis.size:,}", f"{len(axis.sites):,}", count(macs), count(params), axis.why or "exact")
-        for axis, (macs, params) in zip(graph.axes, _carried(graph), strict=True)
-    ]
+def _axes_table(axes: Sequence[Mapping[str, Any]]) -> Any:
+    """Every axis: its size, what depends on it, whether cutting it is exact."""
     columns = ("axis", "size", "sites", "MACs", "parameters", "exact, or why not")
+    rows = []
+    for axis in axes:
+        costs = (count(axis["macs"]), count(axis["params"]))
+        rows.append((axis["name"], f"{axis['size']:,}", f"{len(axis['sites']):,}", *costs, axis["why"] or "exact"))
     return table(columns, rows, numbers=columns[1:5])
 
 
@@ -65,7 +55,7 @@ def reasons(blocked: Sequence[Blocked]) -> dict[str, list[Blocked]]:
     return dict(sorted(groups.items(), key=lambda group: -len(group[1])))
 
 
-def blocked_table(blocked: Sequence[Blocked]) -> Any:
+def _blocked_table(blocked: Sequence[Blocked]) -> Any:
     """What cannot be cut, by reason, with a few of the dimensions."""
     rows = []
     for reason, items in reasons(blocked).items():
@@ -87,14 +77,15 @@ def _data(found: Traced) -> dict[str, Any]:
             {
                 "name": axis.name,
                 "size": axis.size,
-                "macs": macs,
-                "params": params,
+                "macs": cost.macs.saved(axis.atom, 0),  # all that depends on it
+                "params": cost.params.saved(axis.atom, 0),
                 "exact": axis.exact,
                 "why": axis.why,
-                "sites": [{"tensor": site.tensor, "dim": site.dim} for site in axis.sites],
+                "sites": [asdict(site) for site in axis.sites],
             }
-            for axis, (macs, params) in zip(graph.axes, _carried(graph), strict=True)
+            for axis in graph.axes
         ],
-        "blocked": [{"tensor": item.tensor, "dim": item.dim, "reason": item.reason} for item in graph.blocked],
+        "blocked": [asdict(item) for item in graph.blocked],
+        "unseen": [asdict(item) for item in graph.unseen],
         "unknown_ops": dict(graph.unknown),
     }

@@ -1,12 +1,14 @@
-"""`--report`: from what a command did to the story that a report tells."""
+"""`--report`: what a command did, as a page and as a picture. What draws them is imported when it is needed."""
 
-from __future__ import annotations
-
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 from secateur.cli.packages import optional
-from secateur.sweep import Sweep
+from secateur.importance import Importance
+from secateur.pipeline.sweep import Sweep
+from secateur.planning import Plan
+from secateur.tracing import Graph
 
 NAMES = ("report.html", "report.png")
 
@@ -17,21 +19,31 @@ def check() -> None:
         optional(package, "--report")
 
 
+def story(
+    graph: Graph,
+    plan: Plan | None = None,
+    *,
+    importance: Importance | None = None,
+    figures: Iterable[tuple[str, tuple[float, ...], str]] = (),
+    sweep: Sweep | None = None,
+    **more: Any,
+) -> Any:
+    """The story of a model; its scores are asked for here, so before the model is cut."""
+    from secateur.report import Figure, Story, scores_of
+    from secateur.report import Sweep as Shown
+
+    if importance is not None:
+        more["scores"] = scores_of(graph, importance)
+    if sweep is not None:
+        curve = ((1.0, sweep.whole), *((point.macs, point.metric) for point in sweep.curve))
+        alone = tuple((item.axis, item.point.metric) for item in sweep.axes if item.point is not None)
+        more["sweep"] = Shown(sweep.metric, curve, alone, sweep.whole)
+    return Story.of(graph, plan, figures=[Figure(*figure) for figure in figures], **more)
+
+
 def write(story: Any, folder: Path, name: str = "report") -> None:
     """The report as a page and as a picture."""
     from secateur.report import write_html, write_png
 
     write_html(story, folder / f"{name}.html")
     write_png(story, folder / f"{name}.png")
-
-
-def sweep_for_report(sweep: Sweep) -> Any:
-    """A sweep as a report shows it."""
-    from secateur.report import Sweep as Shown
-
-    return Shown(
-        metric=sweep.metric,
-        curve=((1.0, sweep.whole), *((point.macs, point.metric) for point in sweep.curve)),
-        sensitivity=tuple((item.axis, item.point.metric) for item in sweep.axes if item.point is not None),
-        whole=sweep.whole,
-    )

@@ -13,7 +13,7 @@ from rich.console import Console, RenderableType
 from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-_ENDLESS = 10_000  # columns of an output that nobody looks at in a window: no line is broken
+_ENDLESS = 10_000  # columns of an output that is not a terminal: no line is broken
 
 
 @dataclass(frozen=True)
@@ -56,38 +56,31 @@ class Screen:
         console = _console(self.err)
         hidden = self.quiet or not console.is_terminal
         columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
-        progress = Progress(*columns, console=console, transient=True, disable=hidden)
-        steps = Steps(progress, count)
+        steps = Steps(*columns, console=console, transient=True, disable=hidden)
+        steps.add_task("", total=count, completed=-1)  # the first to begin makes it 0
         try:
             yield steps
         finally:
-            progress.stop()
+            steps.stop()
 
 
-class Steps:
+class Steps(Progress):
     """A bar that says what is being done."""
-
-    def __init__(self, progress: Progress, count: int) -> None:
-        self._progress = progress
-        self._task = progress.add_task("", total=count)
-        self._begun = False
 
     def begin(self, what: str) -> None:
         """The step before is done; this one begins."""
-        if not self._begun:
-            self._progress.start()
-        self._progress.update(self._task, description=what, advance=int(self._begun), refresh=True)
-        self._begun = True
+        self.update(self.task_ids[0], description=what, advance=1)
+        self.start()
+        self.refresh()
 
     @contextlib.contextmanager
     def aside(self) -> Iterator[None]:
-        """Step aside for work that shows a bar of its own."""
-        self._progress.stop()
+        """Hide the bar while something else shows its own."""
+        self.stop()
         try:
             yield
         finally:
-            if self._begun:
-                self._progress.start()
+            self.start()
 
 
 def _console(file: TextIO) -> Console:
@@ -99,7 +92,7 @@ def _console(file: TextIO) -> Console:
 
 
 def _print(console: Console, thing: RenderableType) -> None:
-    """Print; where nobody looks, without the blanks that fill up a table's last column."""
+    """Print; outside of a terminal, without the trailing blanks of a table's last column."""
     if console.is_terminal:
         console.print(thing)
         return
@@ -120,21 +113,19 @@ def table(columns: Sequence[str], rows: Sequence[Sequence[str]], *, numbers: Seq
 
 
 def size(count: int) -> str:
-    """Bytes as people say them.
+    """A number of bytes with a unit.
 
     >>> size(512), size(46_830_000)
     ('512 B', '46.8 MB')
     """
-    value = float(count)
-    for unit in ("B", "kB", "MB", "GB"):
-        if value < 1000 or unit == "GB":
-            return f"{value:.0f} {unit}" if unit == "B" else f"{value:.1f} {unit}"
-        value /= 1000
-    raise AssertionError
+    for unit, scale in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+        if count >= scale:
+            return f"{count / scale:.1f} {unit}"
+    return f"{count} B"
 
 
 def count(number: float) -> str:
-    """A count as people say it.
+    """A count with a unit prefix.
 
     >>> count(950), count(11_689_512), count(1_814_073_344)
     ('950', '11.69M', '1.81G')

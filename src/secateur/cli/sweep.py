@@ -1,7 +1,5 @@
 """`secateur sweep`: how much each axis matters, and what each target costs."""
 
-from __future__ import annotations
-
 import argparse
 import functools
 import json
@@ -12,17 +10,15 @@ from typing import Any
 from torch import nn
 
 from secateur.cli import report
-from secateur.cli.arguments import Traced, add_choice, add_model, batches, checked_early, options, traced
+from secateur.cli.arguments import add_choice, add_model, batches, checked_early, options, traced
 from secateur.cli.exits import Exit, UsageError
 from secateur.cli.folder import Folder
-from secateur.cli.prune import TARGETS
-from secateur.cli.reach import explained
+from secateur.cli.packages import function
+from secateur.cli.prune import TARGETS, check_options, explained, target_of
 from secateur.cli.screen import Screen, table
-from secateur.cli.script import function
-from secateur.errors import PlanError
-from secateur.plan import Ratio
-from secateur.plan.targets import Target
-from secateur.sweep import RATIOS, Metric, OutputError, Sweep, sweep
+from secateur.pipeline.sweep import RATIOS, Metric, OutputError, Sweep, sweep
+from secateur.planning import Ratio
+from secateur.planning.targets import Target
 
 HELP = "measure how sensitive a metric is to each axis, and the trade-off over ratios or budgets"
 SWEEP = "sweep.json"
@@ -41,13 +37,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     ratios = ",".join(map(str, RATIOS))
     parser.add_argument("--ratios", metavar="R,R,…", help=f"of the curve (default {ratios})")
     for name in _BUDGETS:
-        parser.add_argument(f"--{name}", metavar="F,F,…", help=f"of the curve, instead: {TARGETS[name][1]}")
+        parser.add_argument(f"--{name}", metavar="A,A,…", help=f"of the curve, instead: {TARGETS[name][1]}")
     parser.add_argument("--axis-ratio", type=float, default=0.5, metavar="R", help="of each axis alone (default 0.5)")
     parser.add_argument("--no-axes", action="store_true", help="the curve only, no axis alone")
     add_choice(parser)
-    parser.add_argument(
-        "--compensate", action="store_true", help="let what stays take over for what goes, by least squares on --data"
-    )
     parser.add_argument("--out", type=Path, metavar="DIR", help=f"write {SWEEP} here")
     parser.add_argument("--report", action="store_true", help="write a page and a picture too")
     parser.add_argument("--force", action="store_true", help="replace results that are there already")
@@ -64,21 +57,18 @@ def run(args: argparse.Namespace, screen: Screen) -> Exit:
     kind, targets, keywords = *_targets(args), options(args)
     data = batches(args, "--compensate") if args.compensate else None
     folder = None if args.out is None else Folder(args.out, NAMES, args.force)
-    checked_early(args)
-    if folder is not None:
-        folder.check()
-    if args.report:
-        report.check()
+    checked_early(args, folder)
     with screen.steps(2) as steps:
         found = traced(args, screen, steps.begin, weights=True)
     metric, alone = _metric(args, found.model), None if args.no_axes else args.axis_ratio
+    check_options(found.graph, keywords)
     with explained(found.graph, kind, keywords):
         made = sweep(found.model, found.example, metric, targets=targets, batches=data, axis_ratio=alone, **keywords)
     if folder is not None:
         with folder.filled() as new:
             (new / SWEEP).write_text(json.dumps(made.to_data(), indent=2) + "\n", encoding="utf-8")
             if args.report:
-                report.write(_story(found, made), new)
+                report.write(report.story(found.graph, model=found.name, sweep=made), new)
     screen.data(made.to_data())
     _show(screen, made, folder)
     return Exit.DONE
@@ -94,7 +84,7 @@ def _targets(args: argparse.Namespace) -> tuple[str, list[Target]]:
         raise UsageError("--ratios and --axis-ratio are between 0 and 1")
     if not given:
         return "ratio", [Ratio(ratio) for ratio in sorted(set(ratios))]
-    budgets = [_budgets(name, getattr(args, name)) for name in given]
+    budgets = [[target_of(name, text) for text in getattr(args, name).split(",")] for name in given]
     if len({len(found) for found in budgets}) > 1:
         raise UsageError(f"{' and '.join(f'--{name}' for name in given)} hold together: give as many numbers to each")
     return given[0], [functools.reduce(operator.and_, together) for together in zip(*budgets, strict=True)]
@@ -107,13 +97,6 @@ def _numbers(name: str, text: str) -> tuple[float, ...]:
         raise UsageError(f"--{name} {text}: give numbers, as in 0.25,0.5,0.75") from None
 
 
-def _budgets(name: str, text: str) -> list[Any]:
-    try:
-        return [TARGETS[name][0](number) for number in _numbers(name, text)]
-    except PlanError as error:
-        raise UsageError(f"--{name}: {error}") from error
-
-
 def _metric(args: argparse.Namespace, model: nn.Module) -> Metric | None:
     if args.eval:
         made = function(args.eval, "--eval")
@@ -122,12 +105,6 @@ def _metric(args: argparse.Namespace, model: nn.Module) -> Metric | None:
     if args.data and not args.compensate:
         return OutputError(model, batches(args, "a sweep"))
     return None
-
-
-def _story(found: Traced, made: Sweep) -> Any:
-    from secateur.report import Story
-
-    return Story.of(found.graph, model=found.name, sweep=report.sweep_for_report(made))
 
 
 def _show(screen: Screen, made: Sweep, folder: Folder | None) -> None:

@@ -1,7 +1,7 @@
-"""Accuracy kept without training: what is left of a model takes over for what was removed."""
+"""Accuracy kept without training: the remaining weights of a model are refitted to what it did before the cut."""
 
-from secateur.compensate.compensation import Compensation, Constants, LeastSquares, Statistics
-from secateur.compensate.outcome import Layer, Outcome
+from secateur.compensate.compensation import carry_out
 from secateur.compensate.pairs import twin
+from secateur.compensate.recipes import Compensation, Constants, LayerFit, LeastSquares, Outcome, Statistics
 
-__all__ = ["Compensation", "Constants", "Layer", "LeastSquares", "Outcome", "Statistics", "twin"]
+__all__ = ["Compensation", "Constants", "LayerFit", "LeastSquares", "Outcome", "Statistics", "carry_out", "twin"]

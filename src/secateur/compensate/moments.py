@@ -1,4 +1,10 @@
-"""Ridge regression from accumulated moments: weights that make outputs from other inputs."""
+"""Ridge regression from accumulated moments: weights that make outputs from other inputs.
+
+To fit `y ≈ W x + b` on more rows than memory holds, the sums of x xᵀ, x yᵀ, x and y are enough. Inputs that hardly
+vary, or vary together, would get weights that are large and wrong for other data; the ridge (Hoerl and Kennard, 1970)
+holds W near where it was, not near zero, so that what the data do not tell stays as it is. How strong it has to be,
+data tell that were held back.
+"""
 
 from __future__ import annotations
 
@@ -36,19 +42,29 @@ class Moments:
     y: Tensor = field(default_factory=lambda: _zero()[0])  # (groups, outputs)
     yy: Tensor = field(default_factory=lambda: _zero()[0])  # (groups, outputs)
 
-    def add(self, x: Tensor, y: Tensor) -> None:
-        """Take in rows: x as (groups, rows, summed), y as (groups, rows, outputs)."""
+    def add(self, x: Tensor, y: Tensor, xx: Tensor | None = None) -> None:
+        """Take in rows: x as (groups, rows, summed), y as (groups, rows, outputs); `xx` if it is known."""
         precise = torch.promote_types(x.dtype, torch.float32)
         x, y = x.to(precise), y.to(precise)
         self.rows += x.shape[1]
-        self.xx = self.xx + (x.mT @ x).cpu()
-        self.xy = self.xy + (x.mT @ y).cpu()
         ones = x.new_ones(1, x.shape[1])
-        self.x = self.x + (ones @ x).squeeze(1).cpu()
-        self.y = self.y + (ones @ y).squeeze(1).cpu()
-        self.yy = self.yy + torch.linalg.vector_norm(y, dim=1).double().square().cpu()
+        self._sum("xx", squared(x) if xx is None else xx)
+        self._sum("xy", x.mT @ y)
+        self._sum("x", (ones @ x).squeeze(1))
+        self._sum("y", (ones @ y).squeeze(1))
+        self._sum("yy", torch.linalg.vector_norm(y, dim=1).double().square())
+
+    def _sum(self, name: str, part: Tensor) -> None:
+        """In place: of a wide layer, a sum is large."""
+        known = getattr(self, name)
+        if known.shape == part.shape:
+            known += part.cpu()
+        else:
+            setattr(self, name, known + part.cpu())
 
     def __add__(self, other: Moments) -> Moments:
+        if not other.rows:
+            return self
         mine, theirs = vars(self), vars(other)
         return Moments(**{name: value + theirs[name] for name, value in mine.items()})
 
@@ -70,10 +86,6 @@ class Moments:
             self.xy - self.x.unsqueeze(2) * self.y.unsqueeze(1) / n,
             self.yy - self.y.square() / n,
         )
-
-    def spread(self) -> Tensor:
-        """The squares of the targets about their means (groups, outputs)."""
-        return self.centred(True)[2]
 
     def solve(self, start: Tensor, ridge: float, shift: bool) -> tuple[Tensor, Tensor]:
         """The weight (groups, outputs, summed) with the least squared error, held near `start`, and its shift."""
@@ -105,39 +117,93 @@ class Moments:
         return plain.clamp_min(0)  # below zero it is rounding
 
 
-def fitted(whole: Moments, folds: Sequence[Moments], start: Tensor, ridge: float, shift: bool) -> tuple[Tensor, Tensor]:
+def squared(x: Tensor) -> Tensor:
+    """The sum of x xᵀ over rows, group by group."""
+    x = x.to(torch.promote_types(x.dtype, torch.float32))
+    return x.mT @ x
+
+
+def held_back(batches: int) -> frozenset[int]:
+    """Which of some batches are not fitted to, but tell how well a fit does: one in eight, and one of four or more.
+
+    >>> held_back(3), held_back(5), sorted(held_back(24))
+    (frozenset(), frozenset({4}), [7, 15, 23])
+    """
+    return frozenset(range(7, batches, 8)) if batches >= 8 else frozenset({batches - 1} if batches >= 4 else ())
+
+
+@dataclass
+class Folds:
+    """The moments of the batches that are fitted to and of those that are held back.
+
+    Where there are too few batches for that, two halves of them judge each other.
+    """
+
+    held: frozenset[int]
+    halves: tuple[Moments, Moments] = field(default_factory=lambda: (Moments(), Moments()))
+    back: Moments = field(default_factory=Moments)
+
+    def of(self, batch: int) -> Moments:
+        """Where the rows of a batch belong."""
+        if batch in self.held:
+            return self.back
+        return self.halves[0 if self.held else batch % 2]
+
+    @property
+    def fit(self) -> Moments:
+        """What is fitted to."""
+        return self.halves[0] + self.halves[1]
+
+    @property
+    def judge(self) -> Moments:
+        """What tells how good a fit is."""
+        return self.back if self.back.rows else self.fit
+
+    @property
+    def trials(self) -> list[tuple[Moments, Moments]]:
+        """What to fit to for a trial, and what to judge it by."""
+        if self.back.rows:
+            return [(self.fit, self.back)]
+        one, other = self.halves
+        return [(one, other), (other, one)] if one.rows and other.rows else []
+
+
+def fitted(folds: Folds, start: Tensor, ridge: float, shift: bool) -> tuple[Tensor, Tensor]:
     """The weight with the least squared error and its shift, held near `start` as much as serves data not fitted to.
 
     >>> x = torch.randn(1, 400, 3)
-    >>> folds = [Moments(), Moments()]
-    >>> for fold in folds:
-    ...     fold.add(x, x @ torch.ones(1, 3, 1))
-    >>> weight, shift = fitted(folds[0] + folds[1], folds, torch.zeros(1, 1, 3), 1e-6, shift=True)
+    >>> folds = Folds(held_back(4))
+    >>> for batch in range(4):
+    ...     folds.of(batch).add(x, x @ torch.ones(1, 3, 1))
+    >>> weight, shift = fitted(folds, torch.zeros(1, 1, 3), 1e-6, shift=True)
     >>> [round(float(v), 3) for v in weight.flatten()]
     [1.0, 1.0, 1.0]
 
-    `folds` are two halves of the data. Of a few ridges, from `ridge` on, that with which a fit to one does best
-    on the other.
+    Of a few ridges, from `ridge` on, that which does best on the data that a trial is judged by.
     """
-    halves = [fold for fold in folds if fold.rows]
-    if len(halves) > 1:
+    trials = folds.trials
+    if trials:
         every = slice(None, None, max(1, start.shape[1] // _OUTPUTS))
-        halves = [half.some(every) for half in halves]
-        halves = [half.single() if half.xx.shape[2] > _DOUBLE else half for half in halves]
         some = start[:, every]
+        trials = [(_trial(fit, every), _trial(judge, every)) for fit, judge in trials]
         least = float("inf")
         for one in [ridge * times for times in _TIMES]:
-            error = _across(halves, some, one, shift)
+            error = _error(trials, some, one, shift)
             if not error < least:  # nor would it be with more
                 break
             ridge, least = one, error
-    return whole.solve(start, ridge, shift)
+    return folds.fit.solve(start, ridge, shift)
 
 
-def _across(halves: Sequence[Moments], start: Tensor, ridge: float, shift: bool) -> float:
-    """The error on each half of what is fitted to the other."""
+def _trial(moments: Moments, every: slice) -> Moments:
+    some = moments.some(every)
+    return some.single() if some.xx.shape[2] > _DOUBLE else some
+
+
+def _error(trials: Sequence[tuple[Moments, Moments]], start: Tensor, ridge: float, shift: bool) -> float:
+    """What fits are off by on the data that they are judged by."""
     total = 0.0
-    for one, other in zip(halves, reversed(halves), strict=True):
-        weight, shifts = one.solve(start, ridge, shift)
-        total += float(other.error(weight, shifts if shift else None).sum())
+    for fit, judge in trials:
+        weight, shifts = fit.solve(start, ridge, shift)
+        total += float(judge.error(weight, shifts if shift else None).sum())
     return total

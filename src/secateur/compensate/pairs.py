@@ -1,27 +1,25 @@
 """The full-size and the cut model on the same batch, stopping at the same products."""
 
-from __future__ import annotations
-
-import copy
-from collections.abc import Callable, Collection, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor, nn
 
-from secateur.calibrate import Lane, Product, Watch, call, lanes
-from secateur.compensate.structure import NORMS, Structure
+from secateur.calibrate import ParameterProduct, Runs, Step
+from secateur.calibrate.structure import Structure
 from secateur.errors import CalibrationError
-from secateur.plan.plan import Plan
-from secateur.surgery import named_tensors
+from secateur.ops.norm import BATCH_NORMS
+from secateur.planning.plans import Plan
+from secateur.state.held import named_tensors
+from secateur.state.twin import copied
 
 
 def twin(model: nn.Module, plan: Plan) -> nn.Module:
-    """A copy of a model to look back at after a cut; it shares the tensors that the plan replaces."""
-    shared = {id(tensor): tensor for name, tensor in named_tensors(model) if name in plan.kept}
+    """A copy of a model to look back at after a cut; it shares the memory of the tensors that the plan cuts."""
+    replaced = {id(tensor) for name, tensor in named_tensors(model) if name in plan.kept}
     try:
-        return copy.deepcopy(model, dict(shared))
+        return copied(model, lambda tensor: id(tensor) in replaced)
     except Exception as error:  # any code of the user's may run here
         raise CalibrationError(
             f"compensation compares with a copy of the uncut model, and {type(model).__name__} cannot be copied: "
@@ -31,88 +29,96 @@ def twin(model: nn.Module, plan: Plan) -> nn.Module:
 
 @dataclass(frozen=True)
 class At:
-    """Where a run stands: at a product (in the full-size model after it, with what came out), or before a norm."""
+    """A product in a run (in the full-size model with what came out), and the stream that it will be added to."""
 
-    product: Product | None
-    streams: dict[int, Tensor]  # what ops made that products will be added to, by the number of the op
+    product: ParameterProduct
+    stream: Tensor | None
     out: Tensor | None = None
-    norm: tuple[Tensor, ...] = ()  # the input, the running mean and the running variance
 
 
 @dataclass(frozen=True)
 class Both:
-    """The same product in the full-size and in the cut model; only the cut one is about to run."""
+    """The same product in the full-size and in the cut model."""
 
     whole: At
     cut: At
 
 
-class _Run:
-    """One batch through one model."""
+class Pairs:
+    """Both models on the same batches, from stop to stop."""
 
-    def __init__(self, model: nn.Module, batch: Any, found: Structure, stops: Collection[str], *, whole: bool) -> None:
-        self._model, self._batch, self._whole, self._stops = model, batch, whole, stops
-        self._ends = {residual.other: name for name, residual in found.residuals.items()}  # when one is done with
-        self._streams: dict[int, Tensor] = {}
-        self._ops = 0
+    def __init__(self, whole: Runs, cut: Runs, found: tuple[Structure, Structure]) -> None:
+        self.batches = cut.batches
+        self._whole, self._cut, self._found = whole, cut, found
 
-    def __call__(self, lane: Lane) -> Any:
-        def on_product(product: Product, run: Callable[[], Any]) -> Any:
-            if product.name not in self._stops:
-                return self._made(run())
-            out = run() if self._whole else None
-            lane.pause(At(product, self._streams, out))
-            out = run() if out is None else out
-            for number in [n for n in self._streams if self._ends.get(n) == product.name]:
-                del self._streams[number]
-            return self._made(out)
+    def stages(self, stops: Collection[str], norms: Collection[str]) -> list[tuple[str, ...]]:
+        """Where all batches stop, in the order of the run: products that read the same data together, and norms."""
+        order = {read.name: read.number for read in self._cut.record().products}
+        order |= {name: self._found[1].norms_at[name] for name in norms}
+        found = [*self._cut.record().stages(stops), *((name,) for name in norms)]
+        return sorted(found, key=lambda names: order[names[0]])
 
-        def on_op(op: Any, args: Any, _kwargs: Any, run: Callable[[], Any]) -> Any:
-            if op in NORMS and not self._whole and args[3] is not None:
-                lane.pause(At(None, self._streams, norm=(args[0], args[3], args[4])))
-            return self._made(run())
+    def products(self, names: Collection[str], batch: int, see: Callable[[Both], None]) -> None:
+        """Go on with a batch to some products, and show both sides of each; only the cut model's will run again."""
+        made: dict[str, At] = {}
 
-        with Watch(self._model, on_product, on_op):
-            return call(self._model, self._batch)
+        def whole(step: Step) -> Any:
+            product = step.product if step.name in names else None
+            out = step.run()
+            if product is not None:
+                made[product.name] = At(product, self._stream(0, step, product.name), out)
+                if len(made) == len(names):
+                    step.hold()
+                    step.stop()
+            return out
 
-    def _made(self, out: Any) -> Any:
-        self._ops += 1
-        if self._ops in self._ends:
-            self._streams[self._ops] = out[0] if isinstance(out, tuple | list) else out
-        return out
+        left = set(names)
 
+        def cut(step: Step) -> Any:
+            name = step.name
+            if name in left:
+                if len(left) == len(names):
+                    step.hold()
+                product = step.product
+                assert product is not None
+                see(Both(made[name], At(product, self._stream(1, step, name))))
+                left.remove(name)
+                if not left:
+                    step.stop()
+            return step.run()
 
-class Pair:
-    """One batch through both models."""
-
-    def __init__(self, whole: Lane, cut: Lane) -> None:
-        self._whole, self._cut = whole, cut
-
-    def advance(self) -> Both | At | None:
-        """Go on to the next product or norm of the cut model; at a product, the full-size one is there too."""
-        cut: At | None = self._cut.advance()
-        if cut is None or cut.product is None:
-            return cut
-        whole: At | None = self._whole.advance()
-        if whole is None or whole.product is None or whole.product.name != cut.product.name:
+        self._whole.run(batch, whole, self._streams(0, names))
+        missing = set(names) - made.keys()
+        if not missing:
+            self._cut.run(batch, cut, self._streams(1, names))
+            missing = left
+        if missing:
             raise CalibrationError(
-                f"the full-size and the cut model do not do the same on this batch: they part at {cut.product.name}"
+                f"batch {batch} does not come to {', '.join(sorted(missing))}, and the first batch does: where a model "
+                "goes by its data, give batches on which it goes the same way"
             )
-        return Both(whole, cut)
 
-    def results(self) -> tuple[Any, Any]:
-        """What both models put out, after the cut one is at its end."""
-        while self._whole.advance() is not None:
-            pass
-        return self._whole.take(), self._cut.take()
+    def norm(self, name: str, batch: int, see: Callable[[Tensor], None]) -> None:
+        """Go on with a batch of the cut model to a batch norm, and show what it reads."""
 
+        def cut(step: Step) -> Any:
+            if step.op in BATCH_NORMS and self._cut.parameters.name(step.args[3]) == name:
+                step.hold()
+                see(step.args[0])
+                step.stop()
+            return step.run()
 
-@contextmanager
-def pairs(
-    whole: nn.Module, cut: nn.Module, found: tuple[Structure, Structure], batches: Sequence[Any], stops: Collection[str]
-) -> Iterator[list[Pair]]:
-    """A pair for each batch."""
-    runs = [_Run(whole, batch, found[0], stops, whole=True) for batch in batches]
-    runs += [_Run(cut, batch, found[1], stops, whole=False) for batch in batches]
-    with lanes(runs) as made:
-        yield [Pair(a, b) for a, b in zip(made, made[len(batches) :], strict=False)]
+        self._cut.run(batch, cut)
+
+    def results(self, batch: int) -> tuple[Any, Any]:
+        """What both models put out."""
+        return self._whole.run(batch), self._cut.run(batch)
+
+    def _stream(self, side: int, step: Step, name: str) -> Tensor | None:
+        residual = self._found[side].residuals.get(name)
+        return None if residual is None else step.made(residual.other)
+
+    def _streams(self, side: int, names: Collection[str]) -> list[int]:
+        """The numbers of the ops that make what products are added to."""
+        residuals = [self._found[side].residuals.get(name) for name in names]
+        return [residual.other for residual in residuals if residual is not None]

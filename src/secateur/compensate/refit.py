@@ -1,32 +1,35 @@
-"""Refit one layer after the other of a cut model to what the full-size one puts out."""
+"""Refit one layer after the other of a cut model to what the full-size one puts out.
+
+A layer of the cut model gets inputs x from layers that were cut and refitted before it; the same layer of the full-size
+model put out y. The new weight is the ridge regression of y on x. Three things are beside that: outputs that the layer
+no longer has are left out of y; where the output is added to a residual stream, y also holds what that stream lacks, so
+that a layer makes up for those before it; and a layer without a bias in front of a batch norm shifts the norm's mean.
+Parameters that a run uses more than once, such as the recurrence of an RNN, are fitted to the full-size model alone.
+"""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Protocol
+from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from secateur.calibrate import Product
-from secateur.compensate.moments import Moments, fitted
-from secateur.compensate.outcome import Layer
-from secateur.compensate.pairs import At, Both
-from secateur.compensate.repeated import Slot, stays
-from secateur.compensate.structure import Norm, Residual, Structure
-from secateur.plan.plan import Plan
+from secateur.calibrate import ParameterProduct, Watch, call
+from secateur.calibrate.products import Part
+from secateur.calibrate.structure import Norm, Residual, Structure
+from secateur.compat import storage_id
+from secateur.compensate.moments import Folds, Moments, fitted, squared
+from secateur.compensate.pairs import Both, Pairs
+from secateur.compensate.recipes import Compensation, LayerFit
+from secateur.planning.plans import Plan
+
+Kept = Mapping[str, Mapping[int, Tensor]]
 
 _NOTHING = 1e-6  # an error, as a share of a layer's variance, that is rounding
+_ROWS = 4  # times as many as ranking needs
 _FAINT = 1e-3  # a scale below which nothing can be made up for
-
-
-class Options(Protocol):
-    """What is to be solved for."""
-
-    weights: bool
-    shifts: bool
-    statistics: bool
-    ridge: float
 
 
 class Refit:
@@ -34,78 +37,97 @@ class Refit:
 
     def __init__(
         self,
-        options: Options,
+        recipe: Compensation,
         found: tuple[Structure, Structure],
         plan: Plan,
         tensors: Mapping[str, Tensor],
         stops: frozenset[str],
+        held: frozenset[int],
     ) -> None:
-        self.stops = stops
-        self._options, self._found, self.tensors = options, found, tensors
+        self.stops, self._held = stops, held
+        self._recipe, self._found, self.tensors = recipe, found, tensors
         self.kept = {name: {d: torch.as_tensor(k) for d, k in dims.items()} for name, dims in plan.kept.items()}
         self._shifted: set[str] = set()  # running means that took the shift of a refitted layer
         self._met = set(stops)
-        self._layers: dict[tuple[str, int], Layer] = {}
+        self._layers: dict[Part, LayerFit] = {}
 
     # what a run meets ------------------------------------------------------------------------------------------
 
-    def product(self, steps: Sequence[Both]) -> None:
-        """All batches are at a product: solve for its weight."""
-        folds = Moments(), Moments()
-        for number, both in enumerate(steps):
-            self._take(folds[number % 2], both, len(steps), number)
-        assert steps[0].cut.product is not None
-        self.solve(folds, steps[0].cut.product)
+    def stage(self, names: Sequence[str], pairs: Pairs) -> None:
+        """Take all batches to some products, or to a batch norm, and solve for what is there."""
+        if names[0] in self.stops:
+            self._products(names, pairs)
+        elif names[0] not in self._shifted:
+            self._norm(names[0], pairs)
 
-    def norm(self, steps: Sequence[At]) -> None:
-        """All batches are at a batch norm: take its statistics anew, unless it took the shift of a layer."""
-        _, mean, var = steps[0].norm
-        name = next((n for n in self._found[1].means if self.tensors[n].data_ptr() == mean.data_ptr()), None)
-        if not self._options.statistics or name is None or name in self._shifted or self._found[1].means[name] > 1:
-            return
-        parts = [step.norm[0] for step in steps]
-        dims = [d for d in range(parts[0].ndim) if d != 1]
-        count = sum(part.numel() // max(part.shape[1], 1) for part in parts)
-        if count < 2:
-            return
-        middle = torch.stack([part.sum(dims, dtype=torch.float64) for part in parts]).sum(0) / count
-        around = middle.view([-1 if d == 1 else 1 for d in range(parts[0].ndim)])
-        spread = torch.stack([(part - around.to(part.dtype)).square().sum(dims, dtype=torch.float64) for part in parts])
-        mean.copy_(middle)
-        var.copy_(spread.sum(0) / (count - 1))
+    def _products(self, names: Sequence[str], pairs: Pairs) -> None:
+        """Solve for the weights of products that read the same data."""
+        folds = {name: Folds(self._held) for name in names}
+        met: dict[str, ParameterProduct] = {}
+        for number in range(len(pairs.batches)):
+            known: dict[Any, Tensor] = {}
+
+            def take(both: Both, number: int = number, known: dict[Any, Tensor] = known) -> None:
+                name = both.cut.product.name
+                met[name] = both.cut.product
+                self._take(folds[name].of(number), both, len(pairs.batches), number, known)
+
+            pairs.products(names, number, take)
+        for name in names:
+            self.solve(folds[name], met[name])
+
+    def _norm(self, name: str, pairs: Pairs) -> None:
+        """Take the statistics of a batch norm anew."""
+        mean = self.tensors[name]
+        var = self.tensors[self._found[1].variances[name]]
+        sums = torch.zeros(3, len(mean), dtype=torch.float64)  # how many, of the distances from the mean, of squares
+
+        def take(data: Tensor) -> None:
+            off = (data - mean.view([-1 if d == 1 else 1 for d in range(data.ndim)])).transpose(0, 1).flatten(1)
+            off = off.double()
+            sums.add_(torch.stack([torch.full_like(off[:, 0], off.shape[1]), off.sum(1), off.square().sum(1)]).cpu())
+
+        for number in range(len(pairs.batches)):
+            pairs.norm(name, number, take)
+        count, first, second = sums
+        if bool((count >= 2).all()):
+            mean.add_((first / count).to(mean))
+            var.copy_((second - first.square() / count) / (count - 1))
 
     # one layer -------------------------------------------------------------------------------------------------
 
-    def _take(self, moments: Moments, both: Both, shares: int, number: int) -> None:
-        """Take in what one batch gives to the cut product, and what should come out."""
+    def _take(self, moments: Moments, both: Both, shares: int, number: int, known: dict[Any, Tensor]) -> None:
+        """Take in what one batch gives to the cut product, and what should come out.
+
+        `known` are the second moments of the rows that other products have read of the same batch.
+        """
         whole, cut = both.whole.product, both.cut.product
-        assert whole is not None
-        assert cut is not None
         assert both.whole.out is not None
-        if not cut.narrow or whole.places != cut.places:
+        if not cut.narrow or whole.of.places != cut.of.places:
             return
-        sample = whole.sample(-(-whole.enough // shares), number)
+        sample = whole.of.sample(-(-_ROWS * whole.enough // shares), number)
         pick = _picked(whole, self.kept.get(whole.name, {}))
         gap = self._gap(both, pick)
-        missing = None if gap is None else cut.outputs(gap, sample)
+        missing = None if gap is None else cut.of.outputs(gap, sample)
         groups, outputs = cut.weight.shape[:2]
-        for x, out in zip(cut.rows(sample), whole.outputs(both.whole.out, sample), strict=True):
+        for x, out in zip(cut.of.rows(sample), whole.of.outputs(both.whole.out, sample), strict=True):
             y = out if pick is None else _regrouped(out, pick, groups, outputs)
-            moments.add(x, y if missing is None else y + next(missing))
+            same = (x.data_ptr(), x.shape, x.stride()) if storage_id(x) == storage_id(cut.of.data) else None
+            if same is not None and same not in known:
+                known[same] = squared(x)
+            moments.add(x, y if missing is None else y + next(missing), known.get(same))
 
     def _gap(self, both: Both, pick: Tensor | None) -> Tensor | None:
         """What the stream that a product is added to lacks in the cut model, in the units and shape of its output."""
-        residuals = [found.residuals.get(both.cut.product.name) for found in self._found]  # type: ignore[union-attr]
-        if residuals[0] is None or residuals[1] is None or both.whole.out is None:
+        residual = self._found[1].residuals.get(both.cut.product.name)
+        stream, left, out = both.whole.stream, both.cut.stream, both.whole.out
+        if residual is None or stream is None or left is None or out is None or stream.numel() != out.numel():
             return None
-        stream, left = both.whole.streams.get(residuals[0].other), both.cut.streams.get(residuals[1].other)
-        if stream is None or left is None or stream.numel() != both.whole.out.numel():
-            return None
-        stream = stream.reshape(both.whole.out.shape)
+        stream = stream.reshape(out.shape)
         stream = stream if pick is None else stream.index_select(1, pick.to(stream.device))
         if stream.numel() != left.numel():
             return None
-        scale = self._scale(residuals[1])
+        scale = self._scale(residual)
         shape = [-1 if d == 1 else 1 for d in range(stream.ndim)]
         return (stream - left.reshape(stream.shape)) / scale.to(stream).view(shape if scale.ndim else ())
 
@@ -124,42 +146,42 @@ class Refit:
         var = one if norm.var is None else self.tensors[norm.var].double().cpu()
         return weight / (var + norm.eps).sqrt()
 
-    def solve(self, folds: tuple[Moments, Moments], product: Product | Slot) -> None:
+    def solve(self, folds: Folds, product: ParameterProduct | Slot) -> None:
         """Put the weight and shift into a product of the cut model that fit best, if they are better than its own."""
-        name, moments = product.name, folds[0] + folds[1]
+        name, moments = product.name, folds.judge
         self._met.add(name)
         if not moments.rows:
-            wide = isinstance(product, Product) and not product.narrow
+            wide = isinstance(product, ParameterProduct) and not product.narrow
             why = "too wide to be refitted" if wide else "not refitted: its inputs lost rows, not only summed positions"
-            self._layers[product.part] = Layer(name, float("nan"), float("nan"), why)
+            self._layers[product.part] = LayerFit(name, float("nan"), float("nan"), why)
             return
         norm = self._found[1].norms.get(name) if name in self.stops else None
         if norm is not None and self._found[1].means[norm.mean] > 1:
             norm = None  # other layers go through it too: it cannot take the shift of one
         bias, start = product.shift, product.weight
-        free = self._options.shifts and (bias is not None or norm is not None)
+        free = self._recipe.shifts and (bias is not None or norm is not None)
         old = None if bias is None else bias.squeeze(1).double().cpu()
         before = moments.error(start, old)
-        scale = float(moments.spread().sum().clamp_min(1e-30))
+        scale = float(moments.centred(True)[2].sum().clamp_min(1e-30))  # the variance of the targets
         off = float(before.sum()) / scale
         if off < _NOTHING:
             return
-        weight, shift = start.double().cpu(), moments.shift(start) if free else torch.zeros_like(before)
-        if self._options.weights:
-            weight, shift = fitted(moments, folds, start, self._options.ridge, free)
+        weight, shift = start.double().cpu(), folds.fit.shift(start) if free else torch.zeros_like(before)
+        if self._recipe.weights:
+            weight, shift = fitted(folds, start, self._recipe.ridge, free)
         elif not free:
             return
         weight = weight.to(start.dtype)
         after = moments.error(weight, shift if free else old)
         note = ""
         if not float(after.sum()) < float(before.sum()):
-            after, note = before, "left as it was: no better fit was found"
+            after, note = before, "left as it was: no fit does better"
         else:
             self._write(product, weight, shift if free else None, norm)
-        self._layers[product.part] = Layer(name, off, float(after.sum()) / scale, note)
+        self._layers[product.part] = LayerFit(name, off, float(after.sum()) / scale, note)
 
-    def _write(self, product: Product | Slot, weight: Tensor, shift: Tensor | None, norm: Norm | None) -> None:
-        if self._options.weights:
+    def _write(self, product: ParameterProduct | Slot, weight: Tensor, shift: Tensor | None, norm: Norm | None) -> None:
+        if self._recipe.weights:
             product.write(weight)
         if shift is None:
             return
@@ -173,21 +195,21 @@ class Refit:
     # what was reached ------------------------------------------------------------------------------------------
 
     @property
-    def layers(self) -> tuple[Layer, ...]:
+    def layers(self) -> tuple[LayerFit, ...]:
         """Each layer that was met and was off."""
         return tuple(self._layers.values())
 
     def notes(self, plan: Plan) -> Iterator[str]:
         """What was cut and is multiplied with data, but was not refitted."""
         found = self._found[0]
-        for name in plan.kept if self._options.weights else ():
+        for name in plan.kept if self._recipe.weights else ():
             if name in found.derived:
                 yield f"{name} was not refitted: data are multiplied with what is made of it, not with itself"
             elif name in found.products and name not in self._met:
                 yield f"{name} was not refitted: it is used in more than one place"
 
 
-def _picked(whole: Product, kept: Mapping[int, Tensor]) -> Tensor | None:
+def _picked(whole: ParameterProduct, kept: Mapping[int, Tensor]) -> Tensor | None:
     """Which outputs of a full-size product (over all groups) its cut one has; None: all."""
     if not kept:
         return None
@@ -199,3 +221,100 @@ def _regrouped(out: Tensor, pick: Tensor, groups: int, outputs: int) -> Tensor:
     """Picked columns of (groups, rows, outputs), in the groups of the cut product."""
     flat = out.transpose(0, 1).flatten(1).index_select(1, pick.to(out.device))
     return flat.unflatten(1, (groups, outputs)).transpose(0, 1)
+
+
+def repeated(
+    whole: nn.Module,
+    tensors: Mapping[str, Tensor],
+    kept: Kept,
+    batches: Sequence[Any],
+    held: frozenset[int],
+    names: Counter[str],
+) -> Iterator[tuple[Slot, Folds]]:
+    """Each part of the parameters that goes into products, and what its inputs and outputs should be.
+
+    `tensors` are those of the cut model, `kept` what it has of each, `names` says how often each parameter is used in a
+    run. The inputs are those of the full-size model, as far as they are kept. What is fed with its own results would,
+    fitted to what it is fed with, follow its errors: each fit changes the very data that it was made for.
+    """
+    found: dict[Part, tuple[Slot, Folds]] = {}
+    number = 0
+
+    def take(product: ParameterProduct, run: Any) -> Any:
+        out = run()
+        if product.name in names and product.of.groups == 1 and product.narrow and _separable(product):
+            if product.part not in found:
+                found[product.part] = Slot(product, tensors, kept), Folds(held)
+            slot, folds = found[product.part]
+            sample = product.of.sample(-(-product.enough // (len(batches) * names[product.name])), number)
+            for x, y in zip(product.of.rows(sample), product.of.outputs(out, sample), strict=True):
+                folds.of(number).add(x[..., slot.inputs.to(x.device)], y[..., slot.outputs.to(y.device)])
+        return out
+
+    for number in range(len(batches) if names else 0):
+        with Watch(whole, take):
+            call(whole, batches[number])
+    yield from found.values()
+
+
+class Slot:
+    """Where a product of the full-size model has its weight and its bias in the tensors of the cut one."""
+
+    def __init__(self, product: ParameterProduct, tensors: Mapping[str, Tensor], kept: Kept) -> None:
+        self.name, self.part, self.bias = product.name, product.part, product.bias
+        self._weight = tensors[product.name]
+        mine = kept.get(product.name, {})
+        left = stays(product, mine)[0]
+        self.inputs, self.outputs = (left.any(dim).nonzero().flatten() for dim in (0, 1))
+        self._at = tuple(self._picked(product, mine, dim) for dim in range(self._weight.ndim))
+        self._bias, self._shifts = None, self.outputs
+        if product.bias is not None and product.shift is not None:
+            self._bias = tensors[product.bias]
+            start = int(product.shift.storage_offset())
+            self._shifts = _among(kept.get(product.bias, {}).get(0), start + self.outputs)
+
+    def _picked(self, product: ParameterProduct, kept: Mapping[int, Tensor], dim: int) -> Tensor:
+        """The index in a dimension of the cut tensor at each output and summed element that is left."""
+        index = product.index.get(dim, torch.zeros(1, 1, 1, dtype=torch.long))[0]
+        index = index[self.outputs] if index.shape[0] > 1 else index
+        return _among(kept.get(dim), index[:, self.inputs] if index.shape[1] > 1 else index)
+
+    @property
+    def weight(self) -> Tensor:
+        """As (1, outputs, summed)."""
+        shape = (len(self.outputs), len(self.inputs))
+        return self._weight.detach()[self._device(self._at)].expand(shape).unsqueeze(0)
+
+    @property
+    def shift(self) -> Tensor | None:
+        """The bias as (1, 1, outputs)."""
+        return None if self._bias is None else self._bias.detach()[self._device((self._shifts,))].view(1, 1, -1)
+
+    def write(self, weight: Tensor) -> None:
+        self._weight[self._device(self._at)] = weight[0].to(self._weight)
+
+    def write_shift(self, shift: Tensor) -> None:
+        assert self._bias is not None
+        self._bias[self._device((self._shifts,))] = shift.flatten().to(self._bias)
+
+    def _device(self, at: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        return tuple(index.to(self._weight.device) for index in at)
+
+
+def _separable(product: ParameterProduct) -> bool:
+    """Whether each dimension of the parameter belongs to the outputs or to what is summed, and none to both."""
+    return all(min(index.shape[1:]) == 1 for index in product.index.values())
+
+
+def stays(product: ParameterProduct, kept: Mapping[int, Tensor]) -> Tensor:
+    """(groups, outputs, summed): which elements of a full-size product's weight its cut one has."""
+    found = torch.ones(1, 1, 1, dtype=torch.bool)
+    for dim, index in product.index.items():
+        if dim in kept:
+            found = found & torch.isin(index, kept[dim])
+    return found.expand(product.weight.shape)
+
+
+def _among(kept: Tensor | None, index: Tensor) -> Tensor:
+    """Where kept indices are after the cut."""
+    return index if kept is None else torch.searchsorted(kept, index)

@@ -1,5 +1,5 @@
-"""The main job on embedded data: train two small classifiers, cut them to half, let them recover."""
+"""The demo: train two small classifiers, cut them to half of their MACs, fine-tune them."""
 
-from secateur.demo.run import DATA, Outcome, Stage, run
+from secateur.demo.job import DATA, DemoOutcome, Stage, run
 
-__all__ = ["DATA", "Outcome", "Stage", "run"]
+__all__ = ["DATA", "DemoOutcome", "Stage", "run"]

@@ -1,6 +1,4 @@
-"""Pictures that are on the machine already."""
-
-from __future__ import annotations
+"""Image data sets that need no download."""
 
 import gzip
 import struct
@@ -14,6 +12,7 @@ from torch import Tensor
 from secateur.errors import SecateurError
 
 _FASHION = Path("/usr/share/datasets/fashion-mnist")
+_REINSTALL = "apt-get install --reinstall dataset-fashion-mnist"
 _TRAIN, _TEST = 6000, 2000  # of Fashion-MNIST: enough to see the point within a minute
 
 
@@ -23,9 +22,8 @@ class DemoError(SecateurError, RuntimeError):
 
 @dataclass(frozen=True, eq=False)
 class Pictures:
-    """Grey pictures, one channel, and what is on them."""
+    """Greyscale images with one channel, and their labels."""
 
-    name: str
     train: tuple[Tensor, Tensor]
     test: tuple[Tensor, Tensor]
 
@@ -33,11 +31,6 @@ class Pictures:
     def size(self) -> int:
         """Of one side, in pixels."""
         return self.train[0].shape[-1]
-
-    def some(self, train: int, test: int) -> Pictures:
-        """The first few of them."""
-        (x, y), (u, v) = self.train, self.test
-        return Pictures(self.name, (x[:train], y[:train]), (u[:test], v[:test]))
 
 
 def digits(seed: int) -> Pictures:
@@ -50,15 +43,14 @@ def digits(seed: int) -> Pictures:
     try:
         from sklearn.datasets import load_digits  # type: ignore[import-untyped]
     except ModuleNotFoundError as error:
-        raise DemoError(
-            "the digits come with scikit-learn, which is not installed: pip install scikit-learn"
-        ) from error
+        missing = "the digits come with scikit-learn, which is not installed"
+        raise DemoError(f"{missing}: pip install scikit-learn") from error
     found = load_digits()
     pictures = torch.from_numpy(found.images).float().unsqueeze(1) / 16
     labels = torch.from_numpy(found.target)
     order = torch.randperm(len(labels), generator=torch.Generator().manual_seed(seed))
     test, train = order[: len(order) // 3], order[len(order) // 3 :]
-    return Pictures("digits", (pictures[train], labels[train]), (pictures[test], labels[test]))
+    return Pictures((pictures[train], labels[train]), (pictures[test], labels[test]))
 
 
 def fashion_mnist(seed: int, folder: Path = _FASHION) -> Pictures:
@@ -71,7 +63,7 @@ def fashion_mnist(seed: int, folder: Path = _FASHION) -> Pictures:
         labels = _idx(folder / f"{name}-labels-idx1-ubyte.gz").long()
         chosen = torch.randperm(len(labels), generator=torch.Generator().manual_seed(seed))[:count]
         parts.append((pictures[chosen], labels[chosen]))
-    return Pictures("fashion-mnist", parts[0], parts[1])
+    return Pictures(*parts)
 
 
 def _idx(path: Path) -> Tensor:
@@ -82,9 +74,7 @@ def _idx(path: Path) -> Tensor:
         sizes = struct.unpack_from(f">{dims}I", data, 4)
         array = np.frombuffer(data, np.uint8, offset=4 + 4 * dims).reshape(sizes)
     except (OSError, EOFError, struct.error, ValueError) as error:
-        raise DemoError(
-            f"{path} cannot be read ({error}): apt-get install --reinstall dataset-fashion-mnist"
-        ) from error
+        raise DemoError(f"{path} cannot be read ({error}): {_REINSTALL}") from error
     if zeros or kind != 8:
-        raise DemoError(f"{path} is not an array of bytes: apt-get install --reinstall dataset-fashion-mnist")
+        raise DemoError(f"{path} is not an array of bytes: {_REINSTALL}")
     return torch.from_numpy(array.copy())

@@ -1,13 +1,11 @@
-"""Two small classifiers: one that looks at pictures, one that reads them row by row."""
-
-from __future__ import annotations
+"""Two small image classifiers: a residual network, and an LSTM that reads an image row by row."""
 
 import torch
 from torch import Tensor, nn
 
 
 class Block(nn.Module):
-    """Two convolutions and a way around them."""
+    """Two convolutions with a skip connection."""
 
     def __init__(self, inputs: int, outputs: int, stride: int) -> None:
         super().__init__()
@@ -51,7 +49,7 @@ class ResidualNet(nn.Module):
 
 
 class RowLSTM(nn.Module):
-    """An LSTM that reads a picture from top to bottom, one row at a time.
+    """An LSTM that reads an image from top to bottom, one row at a time.
 
     >>> RowLSTM(8)(torch.zeros(2, 1, 8, 8)).shape
     torch.Size([2, 10])

@@ -1,38 +1,13 @@
-"""How much each position of an axis matters. One criterion per file; any function of a `Context` is one."""
+"""How much each position of an axis matters. Any function of a `Context` is a criterion."""
 
-from secateur.importance.activation import Activation
-from secateur.importance.bn_scale import BNScale
-from secateur.importance.criterion import Criterion, Sum
-from secateur.importance.fpgm import FPGM
-from secateur.importance.gather import Context, Importance, gather
-from secateur.importance.hessian import Hessian
-from secateur.importance.lamp import LAMP
-from secateur.importance.magnitude import Magnitude
-from secateur.importance.random import Random
+from secateur.importance.activation import Activation, Wanda
+from secateur.importance.criterion import Criterion, JointCriterion, Sum, scored
+from secateur.importance.gradients import Hessian, Taylor
 from secateur.importance.reconstruction import Reconstruction
 from secateur.importance.scope import Global, Isomorphic, PerAxis, Scope, rank
-from secateur.importance.taylor import Taylor
-from secateur.importance.wanda import Wanda
+from secateur.importance.weights import Context, Importance, Weights, gather
+from secateur.importance.without_data import FPGM, LAMP, BNScale, Magnitude, Random
 
-__all__ = [
-    "Activation",
-    "BNScale",
-    "Context",
-    "Criterion",
-    "FPGM",
-    "Global",
-    "Hessian",
-    "Importance",
-    "Isomorphic",
-    "LAMP",
-    "Magnitude",
-    "PerAxis",
-    "Random",
-    "Reconstruction",
-    "Scope",
-    "Sum",
-    "Taylor",
-    "Wanda",
-    "gather",
-    "rank",
-]
+__all__ = ["Activation", "BNScale", "Context", "Criterion", "FPGM", "Global", "Hessian", "Importance"]
+__all__ += ["Isomorphic", "JointCriterion", "LAMP", "Magnitude", "PerAxis", "Random", "Reconstruction", "Scope"]
+__all__ += ["Sum", "Taylor", "Wanda", "Weights", "gather", "rank", "scored"]

@@ -1,17 +1,20 @@
-"""What criteria have in common: they can be weighed and added."""
+"""What criteria have in common: they score axes, and can be weighed and added."""
 
 from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
 from secateur.errors import PlanError
-from secateur.importance.gather import Context, Importance
-from secateur.importance.normalise import Normalisation, check_normalisation, normalised
+from secateur.importance.scope import Normalisation, check_normalisation, normalised
+from secateur.importance.weights import Context, Importance, Weights
+from secateur.tracing.graph import Axis
 
 
 class Criterion(ABC):
@@ -24,9 +27,15 @@ class Criterion(ABC):
     Sums take each criterion at its mean over the axis, so that units do not matter. Any function will do for a term.
     """
 
+    comparable: ClassVar[bool] = False  # whether scores are in the same unit on every axis
+
     @abstractmethod
     def __call__(self, context: Context) -> Tensor:
         """A score per position of the axis."""
+
+    def scores(self, weights: Weights) -> Mapping[Axis, Tensor]:
+        """A score per position of every axis."""
+        return {axis: self(weights.context(axis)) for axis in weights.axes}
 
     def __add__(self, other: Importance) -> Sum:
         return Sum(*_terms(self), *_terms(other)) if callable(other) else NotImplemented
@@ -42,8 +51,33 @@ class Criterion(ABC):
     __rmul__ = __mul__
 
 
+class JointCriterion(Criterion):
+    """A criterion that scores all axes at once, such as one that runs the model on data.
+
+    Called with the context of one axis, as by a function of the user's, it scores all that are scored with that one
+    and remembers them for the next.
+    """
+
+    @abstractmethod
+    def scores(self, weights: Weights) -> Mapping[Axis, Tensor]:
+        """A score per position of every axis."""
+
+    def __call__(self, context: Context) -> Tensor:
+        known = context.weights.known
+        if self not in known:
+            known[self] = self.scores(context.weights)
+        return known[self][context.axis]
+
+
+def scored(importance: Importance, weights: Weights) -> Mapping[Axis, Tensor]:
+    """What a criterion, or a function of a `Context`, gives to every axis."""
+    if isinstance(importance, Criterion):
+        return importance.scores(weights)
+    return {axis: importance(weights.context(axis)) for axis in weights.axes}
+
+
 @dataclass(frozen=True, init=False, repr=False)
-class Sum(Criterion):
+class Sum(JointCriterion):
     """Criteria added up, each with a weight, each at its own scale.
 
     >>> import secateur as sec
@@ -72,15 +106,15 @@ class Sum(Criterion):
         terms = "".join(f"({criterion!r}, {weight!r}), " for criterion, weight in self.terms)
         return f"Sum({terms}normalise={self.normalise!r})"
 
-    def __call__(self, context: Context) -> Tensor:
-        """A score per position of the axis."""
-        total = torch.zeros(context.axis.size, dtype=torch.float64)
+    def scores(self, weights: Weights) -> dict[Axis, Tensor]:
+        """Σ weight · scores over their scale."""
+        total = {axis: torch.zeros(axis.size, dtype=torch.float64) for axis in weights.axes}
         for criterion, weight in self.terms:
-            scores = criterion(context)
-            if not isinstance(scores, Tensor) or scores.shape != total.shape:
-                shape = tuple(scores.shape) if isinstance(scores, Tensor) else type(scores).__name__
-                raise PlanError(f"{criterion!r} must give {context.axis.name} {len(total)} scores, not {shape}")
-            total += weight * normalised(scores, self.normalise)
+            for axis, scores in scored(criterion, weights).items():
+                if not isinstance(scores, Tensor) or scores.shape != total[axis].shape:
+                    shape = tuple(scores.shape) if isinstance(scores, Tensor) else type(scores).__name__
+                    raise PlanError(f"{criterion!r} must give {axis.name} {axis.size} scores, not {shape}")
+                total[axis] += weight * normalised(scores, self.normalise)
         return total
 
 

@@ -1,6 +1,11 @@
-"""Backward elimination: one position after the other goes, and the rest takes over for it."""
+"""Backward elimination: remove positions one after the other, each time refitting the ones that remain.
 
-from __future__ import annotations
+A layer sums inputs with its weights, `y = W x`; remove some of the inputs and choose the weights of the others anew, so
+that y changes least. With the inputs' second moments `H = E[x xᵀ]`, removing the columns q costs
+`tr(W_q [H⁻¹]_qq⁻¹ W_qᵀ)`, and the best weights of the others are `W − W_q [H⁻¹]_qq⁻¹ [H⁻¹]_q:`. That is the step of the
+Optimal Brain Surgeon (Hassibi, Stork and Wolff, 1993), here for sets of columns: a position owns one for each place of
+a kernel, for each dimension of a head. Its score is what the error grows by when its turn comes, the cheapest first.
+"""
 
 from collections.abc import Sequence
 from itertools import pairwise
@@ -13,18 +18,18 @@ from torch import Tensor
 _STEPS = 128  # an axis with more positions loses several at a time
 
 
-class Eliminated(Protocol):
-    """What an error is made of: positions go, and the others may take over for them."""
+class ErrorTerm(Protocol):
+    """One of the errors that are added up: positions are removed from it, and it may refit those that remain."""
 
     def errors(self, left: Tensor) -> Tensor:
         """What the error grows by when each of the positions that are left goes by itself."""
 
     def remove(self, positions: Tensor) -> None:
-        """Let the others take over for some positions."""
+        """Take some positions away, and refit the others."""
 
 
-class Alone:
-    """Columns of which none takes over for another: `errors` of each, and the position of each, -1 for none."""
+class Independent:
+    """Columns without a refit: `errors` of each, and the position of each, -1 for none."""
 
     def __init__(self, errors: Tensor, owner: Tensor) -> None:
         self._errors = torch.zeros(int(owner.max()) + 1, dtype=torch.float64)
@@ -38,7 +43,7 @@ class Alone:
         """Nothing changes for the others."""
 
 
-class Part:
+class Regression:
     """A least-squares problem whose columns belong to positions.
 
     `inverse` is the inverse of the columns' second moments (columns, columns), `weight` what they are multiplied with
@@ -69,7 +74,6 @@ class Part:
         self._filled = 0
 
     def errors(self, left: Tensor) -> Tensor:
-        """What the error grows by when each of the positions that are left goes by itself."""
         total = torch.zeros(len(left), dtype=torch.float64)
         for block in self._blocks:
             at, mine = block.among(left)
@@ -78,7 +82,6 @@ class Part:
         return total
 
     def remove(self, positions: Tensor) -> None:
-        """Let the others take over for some positions."""
         columns = torch.cat([block.where(positions) for block in self._blocks]) if self._blocks else positions[:0]
         if not len(columns):
             return
@@ -181,25 +184,25 @@ def _lifted(matrix: Tensor, share: float) -> Tensor:
     return matrix + torch.diag_embed(lift.expand_as(diagonal))
 
 
-def eliminate(parts: Sequence[Eliminated], size: int) -> Tensor:
+def eliminate(terms: Sequence[ErrorTerm], size: int) -> Tensor:
     """Remove position after position, those that cost least first; what each cost, never less than those before it.
 
     >>> inverse = torch.eye(3, dtype=torch.float64)
     >>> weight = torch.tensor([[2.0, 1.0, 3.0]], dtype=torch.float64)
-    >>> eliminate([Part(inverse, weight, torch.tensor([0, 1, 2]))], 3)
+    >>> eliminate([Regression(inverse, weight, torch.tensor([0, 1, 2]))], 3)
     tensor([4., 1., 9.], dtype=torch.float64)
     """
     scores = torch.zeros(size, dtype=torch.float64)
     left = torch.arange(size)
     floor = torch.zeros((), dtype=torch.float64)
-    while len(left) and parts:
-        errors = torch.stack([part.errors(left) for part in parts]).sum(0)
+    while len(left) and terms:  # of a large axis several at a time, as if none of them could express another
+        errors = torch.stack([term.errors(left) for term in terms]).sum(0)
         lowest = errors.argsort()[: max(1, min(size // _STEPS, len(left) // 4))]
         costs = torch.maximum(errors[lowest], floor)
         scores[left[lowest]] = costs
         floor = costs.amax()
         gone, left = left[lowest], left[torch.isin(left, left[lowest], invert=True)]
         if len(left):
-            for part in parts:
-                part.remove(gone)
+            for term in terms:
+                term.remove(gone)
     return scores

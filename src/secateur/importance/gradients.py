@@ -1,11 +1,8 @@
 """What the gradient of a loss says about positions: sums over everything that goes with each of them."""
 
-from __future__ import annotations
-
 import functools
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
-from dataclasses import replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -13,17 +10,72 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from secateur.calibrate import call
-from secateur.errors import CalibrationError, SecateurError
-from secateur.importance.batches import each, failed, studied
-from secateur.importance.gather import Context, collect
-from secateur.trace.graph import Axis
+from secateur.calibrate.data import each
+from secateur.errors import CalibrationError
+from secateur.importance.batches import blamed_on_batch, studied
+from secateur.importance.criterion import JointCriterion
+from secateur.importance.weights import Sums, Weights, as_real
+from secateur.tracing.graph import Axis
 
 Loss = Callable[..., Tensor]
-Sums = Mapping[tuple[str, int], Tensor]  # (tensor, dim) -> one number per index
+
+
+@dataclass(frozen=True, eq=False)
+class Taylor(JointCriterion):
+    """The mean over batches of (Σ g·w)², summed over all weights that go with a position (Molchanov et al., 2019).
+
+    >>> import secateur as sec, torch.nn.functional as F
+    >>> net = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.ReLU(), torch.nn.Linear(8, 2))
+    >>> batches = [(torch.randn(16, 4), torch.randint(2, (16,))) for _ in range(3)]
+    >>> plan = sec.plan(sec.trace(net, batches[0][0]), sec.Ratio(0.5), importance=Taylor(batches, F.cross_entropy))
+    >>> len(plan.axes[0].keep)
+    4
+
+    The sum is over every parameter that the cut touches: weights, biases and norms that make a position, and the
+    weights that read it. `batches` is any iterable, or a function that makes one. `loss(model, batch)` gives a tensor
+    with one element; a loss of torch's (a module, or a function of `torch.nn.functional`) is called with
+    `model(inputs)` and `target` for batches that are pairs `(inputs, target)`. The model runs in eval mode and is left
+    as it was.
+    """
+
+    batches: Any
+    loss: Loss
+
+    def scores(self, weights: Weights) -> dict[Axis, Tensor]:
+        """The mean of (Σ g·w)² over batches."""
+        return mean_over_batches(
+            weights, self.batches, self.loss, "Taylor", of_weight=lambda products: products, of_position=torch.square
+        )
+
+
+@dataclass(frozen=True, eq=False)
+class Hessian(JointCriterion):
+    """Σ ½·h·w² over all weights that go with a position (LeCun et al., 1989), h being the mean of g² over batches.
+
+    >>> import secateur as sec, torch.nn.functional as F
+    >>> net = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.ReLU(), torch.nn.Linear(8, 2))
+    >>> samples = [(torch.randn(1, 4), torch.randint(2, (1,))) for _ in range(16)]
+    >>> plan = sec.plan(sec.trace(net, samples[0][0]), sec.Ratio(0.5), importance=Hessian(samples, F.cross_entropy))
+    >>> len(plan.axes[0].keep)
+    4
+
+    The mean of squared gradients is the diagonal of the empirical Fisher matrix, which stands for that of the Hessian
+    at a minimum of a log-likelihood. Every batch counts, as one sample of the gradient: batches of one give the Fisher
+    matrix proper, larger ones a cheaper, noisier picture of it. `batches` and `loss` are those of `Taylor`.
+    """
+
+    batches: Any
+    loss: Loss
+
+    def scores(self, weights: Weights) -> dict[Axis, Tensor]:
+        """The mean of Σ ½·(g·w)² over batches."""
+        return mean_over_batches(
+            weights, self.batches, self.loss, "Hessian", of_weight=torch.square, of_position=lambda sums: sums / 2
+        )
 
 
 def mean_over_batches(
-    context: Context,
+    weights: Weights,
     batches: Any,
     loss: Loss,
     what: str,
@@ -35,48 +87,36 @@ def mean_over_batches(
 
     One batch's gradient is held at a time, and one number per position of each axis.
     """
-    contexts = [replace(context, axis=axis) for axis in context.graph.axes]
-    wanted = _wanted(contexts)
+    wanted = {name: weights.parameters[name] for name in weights.dims()}
+    wanted = {name: p for name, p in wanted.items() if p.is_floating_point() or p.is_complex()}
     seen = 0
-    with studied(context.model, what), _differentiable(context, wanted) as weights:
-        totals = {c.axis: torch.zeros(c.axis.size, dtype=torch.float64) for c in contexts}
+    with studied(weights.model, what), torch.enable_grad():
+        for parameter in wanted.values():  # frozen ones too; afterwards they are as they were
+            parameter.requires_grad_(True)
+        totals = {axis: torch.zeros(axis.size, dtype=torch.float64) for axis in weights.axes}
         for seen, batch in enumerate(each(batches, what), start=1):
-            sums = _sums(wanted, weights, _gradients(context.model, loss, batch, weights, what, seen), of_weight)
-            for c in contexts:
-                totals[c.axis] += of_position(_collected(c, sums, f"{what}: the gradient on batch {seen}"))
+            gradients = _gradients(weights.model, loss, batch, wanted, what, seen)
+
+            def sums(name: str, weight: Tensor, dims: Sequence[int], known: Any = gradients) -> Sums:
+                return _sums(known[name], weight, dims, of_weight) if name in known else {}
+
+            for axis, scores in weights.gather(sums).items():
+                if not scores.isfinite().all():
+                    where = f"{what}: the gradient on batch {seen}"
+                    raise CalibrationError(f"{where} is not finite at {axis.name}, though the loss is")
+                totals[axis] += of_position(scores)
     return {axis: total / seen for axis, total in totals.items()}
 
 
-def _collected(context: Context, sums: Sums, where: str) -> Tensor:
-    scores = collect(context, lambda site, _: sums.get((site.tensor, site.dim)))
-    if not scores.isfinite().all():
-        raise CalibrationError(f"{where} is not finite at {context.axis.name}, though the loss is")
-    return scores
-
-
-def _wanted(contexts: list[Context]) -> dict[str, set[int]]:
-    """The dimensions of each floating-point parameter that some axis is part of."""
-    found: dict[str, set[int]] = {}
-    for context in contexts:
-        for site, parameter in context.sites():
-            if parameter.is_floating_point():
-                found.setdefault(site.tensor, set()).add(site.dim)
+def _sums(gradient: Tensor, weight: Tensor, dims: Sequence[int], of_weight: Callable[[Tensor], Tensor]) -> Sums:
+    """Σ of_weight(g · w) of each slice of a parameter."""
+    precise = torch.promote_types(gradient.dtype, torch.float32)
+    products = of_weight(as_real(gradient.to_dense().to(precise)) * as_real(weight.detach().to(precise)))
+    found = {}
+    for dim in dims:
+        others = [d for d in range(products.ndim) if d != dim]
+        found[dim] = (products.sum(others, dtype=torch.float64) if others else products.to(torch.float64)).cpu()
     return found
-
-
-@contextmanager
-def _differentiable(context: Context, names: Mapping[str, Any]) -> Iterator[dict[str, Tensor]]:
-    """The parameters of these names with a gradient to be had, frozen ones too."""
-    weights = {name: context.parameters[name] for name in names}
-    frozen = [weight for weight in weights.values() if not weight.requires_grad]
-    try:
-        for weight in frozen:
-            weight.requires_grad_(True)
-        with torch.enable_grad():
-            yield weights
-    finally:
-        for weight in frozen:
-            weight.requires_grad_(False)
 
 
 def _gradients(
@@ -84,15 +124,11 @@ def _gradients(
 ) -> dict[str, Tensor]:
     """The gradient of the loss of one batch, by parameter; none for those that have no part in it."""
     asked = "loss(model(inputs), target)" if _is_torch_loss(loss) else "loss(model, batch)"
-    try:
+    with blamed_on_batch(number, what, asked):
         value = _value(loss, model, batch)
         _check(value, f"{what}: {asked} on batch {number}")
         # the graph is retained: a model may cache a part of it for its next run
         found = torch.autograd.grad(value.sum(), list(weights.values()), allow_unused=True, retain_graph=True)
-    except SecateurError:
-        raise
-    except Exception as error:  # any code of the user's may run here
-        raise failed(what, number, asked, error) from error
     gradients = {name: gradient for name, gradient in zip(weights, found, strict=True) if gradient is not None}
     if not gradients:
         raise CalibrationError(f"{what}: {asked} on batch {number} depends on no parameter that could be cut")
@@ -124,21 +160,3 @@ def _check(value: Any, where: str) -> None:
         raise CalibrationError(f"{where} is {value.item()}: a batch or a weight is not finite, or too large")
     if not value.requires_grad:
         raise CalibrationError(f"{where} has no gradient: was the model run under no_grad, or its output detached?")
-
-
-def _sums(
-    wanted: Mapping[str, set[int]],
-    weights: Mapping[str, Tensor],
-    gradients: Mapping[str, Tensor],
-    of_weight: Callable[[Tensor], Tensor],
-) -> Sums:
-    """Σ of_weight(g · w) of each slice, one parameter at a time."""
-    sums = {}
-    for name, gradient in gradients.items():
-        precise = torch.promote_types(gradient.dtype, torch.float32)
-        products = of_weight(gradient.to_dense().to(precise) * weights[name].detach().to(precise))
-        for dim in wanted[name]:
-            others = [d for d in range(products.ndim) if d != dim]
-            sliced = products.sum(others, dtype=torch.float64) if others else products.to(torch.float64)
-            sums[name, dim] = sliced.cpu()
-    return sums

@@ -1,25 +1,44 @@
-"""What the layers that read a position lose when it goes and the others take over for it."""
+"""What the layers that read a position lose when it goes and their remaining weights are refitted.
+
+A position matters as much as what only it can express. Of two channels that are always equal either can go: the layers
+that read them get the same sum with the weight of the other doubled. So the score is not the size of a position, but
+the part of it that a least-squares fit of the others leaves unexplained (see `elimination`), counted by how much that
+changes the model's output: the squared derivative, for a classifier the Fisher information of its answer (see
+`calibrate.fisher`). Pruning as reconstruction is from He, Zhang and Sun, "Channel pruning for accelerating very deep
+neural networks" (2017), and Luo, Wu and Lin, "ThiNet" (2017).
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+import warnings
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from secateur.importance.batches import each
-from secateur.importance.criterion import Criterion
-from secateur.importance.elimination import Alone, Eliminated, Part, eliminate
-from secateur.importance.gather import Context
-from secateur.importance.readers import Reader, Readers
+from secateur.calibrate import ParameterProduct, Runs, Watch, call, fisher_weights
+from secateur.calibrate.data import taken
+from secateur.calibrate.products import Part
+from secateur.calibrate.structure import Structure, structure
+from secateur.errors import CalibrationError, SecateurWarning
+from secateur.importance.batches import blamed_on_batch, studied
+from secateur.importance.criterion import JointCriterion
+from secateur.importance.elimination import ErrorTerm, Independent, Regression, eliminate
+from secateur.importance.weights import Context, Weights, zero
+from secateur.tracing.graph import Axis
 
+_DOUBLE = 2**10  # summed elements up to which the inverse is in double precision
+_HELD = 2**31  # bytes of second moments at a time
+_WHAT = "Reconstruction"
 _UNKNOWN = 1e30  # the score where nothing can be told: such an axis is the last to be cut
 
 
 @dataclass(frozen=True, eq=False)
-class Reconstruction(Criterion):
+class Reconstruction(JointCriterion):
     """The error that is left in the model's output when a position goes and the rest makes up for it.
 
     >>> import secateur as sec
@@ -32,11 +51,10 @@ class Reconstruction(Criterion):
     >>> sorted({0, 1, 2} - set(sec.plan(graph, sec.Ratio(0.4), importance=criterion).axes[0].keep))[0] > 0
     True
 
-    Positions go one after the other, the one that costs least first; a score is what the error grows by. What a layer
-    that reads the position loses is the part of it that a least-squares fit of the others cannot express; how much
-    that matters is the squared derivative of the model's output (for the logits of a classifier: the Fisher
-    information of its answer; no labels are needed). Scores are in the same unit everywhere, so a budget is spent
-    where it costs least. Best together with `LeastSquares`, which carries out the fit.
+    Positions go one after the other, the one that costs least first; a score is what the error grows by. How much it
+    matters what a layer loses is the squared derivative of the model's output (for the logits of a classifier: the
+    Fisher information of its answer; no labels are needed). Scores are in the same unit everywhere, so a budget is
+    spent where it costs least. Best together with `LeastSquares`, which carries out the fit.
     """
 
     batches: Any
@@ -44,44 +62,223 @@ class Reconstruction(Criterion):
 
     comparable = True
 
-    def __call__(self, context: Context) -> Tensor:
-        """A score per position of the axis."""
-        key = (self, "readers")
-        if key not in context.memo:
-            context.memo[key] = Readers(context.model, list(each(self.batches, "Reconstruction")))
-        found = list(_readers(context.memo[key], context))
-        parts = [part for reader, dim in found for part in self._parts(reader, context, dim)]
-        return eliminate(parts, context.axis.size) if parts else _unread(found, context)
+    def scores(self, weights: Weights) -> dict[Axis, Tensor]:
+        """What the error grows by with each position, axis by axis."""
+        with taken(self.batches, _WHAT) as batches:
+            return self._scores(weights, MomentStore(weights.model, batches))
 
-    def _parts(self, reader: Reader, context: Context, dim: int) -> Iterator[Eliminated]:
+    def _scores(self, weights: Weights, store: MomentStore) -> dict[Axis, Tensor]:
+        found = {}
+        for number, axis in enumerate(weights.axes):
+            context = weights.context(axis)
+            sites = [site for site, _ in context.sites()]
+            following = (site.tensor for later in weights.axes[number:] for site in later.sites)
+            held = store.of({site.tensor for site in sites}, following)
+            products = [(moments, site.dim) for site in sites for moments in held.get(site.tensor, ())]
+            terms = [term for moments, dim in products for term in self._terms(moments, context, dim)]
+            found[axis] = eliminate(terms, axis.size) if terms else _unread(products, context)
+        return found
+
+    def _terms(self, moments: InputMoments, context: Context, dim: int) -> Iterator[ErrorTerm]:
         """What a product that reads the axis loses, for each place of the axis in what it sums over."""
-        index = reader.summed(dim)
-        owners = [] if index is None else [owner[index] for owner in context.owners(reader.name, dim)]
-        if owners and reader.narrow:
-            inverse, weight = reader.inverse(self.ridge), reader.weighted()
-            yield from (Part(*group) for owner in owners for group in zip(inverse, weight, owner, strict=True))
+        index = moments.summed(dim)
+        owners = [] if index is None else [owner[index] for owner in context.owners(moments.name, dim)]
+        if owners and moments.narrow:
+            inverse, weight = moments.inverse(self.ridge), moments.weighted()
+            yield from (Regression(*group) for owner in owners for group in zip(inverse, weight, owner, strict=True))
         elif owners:
-            yield from (Alone(reader.columns(), owner) for owner in owners)
+            yield from (Independent(moments.columns(), owner) for owner in owners)
 
 
-def _readers(known: Readers, context: Context) -> Iterator[tuple[Reader, int]]:
-    """The products with parameters that the axis is part of, and the dimension that it is in."""
-    sites = [site for site, _ in context.sites()]
-    axes = context.graph.axes
-    at = next((i for i, axis in enumerate(axes) if axis is context.axis), 0)
-    following = (site.tensor for axis in axes[at:] for site in axis.sites)
-    found = known.of({site.tensor for site in sites}, following)
-    return ((reader, site.dim) for site in sites for reader in found.get(site.tensor, ()))
-
-
-def _unread(found: list[tuple[Reader, int]], context: Context) -> Tensor:
+def _unread(products: list[tuple[InputMoments, int]], context: Context) -> Tensor:
     """Scores where nothing but other data reads an axis: how much the output varies with what makes a position."""
     total = torch.zeros(context.axis.size, dtype=torch.float64)
     seen = False
-    for reader, dim in found:
-        index = reader.made(dim)
-        for owner in context.owners(reader.name, dim) if index is not None else ():
+    for moments, dim in products:
+        index = moments.made(dim)
+        for owner in context.owners(moments.name, dim) if index is not None else ():
             position = owner[index].flatten()
-            total.index_add_(0, position[position >= 0], reader.effects().flatten()[position >= 0])
+            total.index_add_(0, position[position >= 0], moments.effects().flatten()[position >= 0])
             seen = True
     return total if seen else torch.full_like(total, _UNKNOWN)
+
+
+@dataclass(eq=False)
+class InputMoments:
+    """The second moments of the inputs of a product with a parameter, and how much each of its outputs matters."""
+
+    name: str
+    weight: Tensor  # (groups, outputs, summed)
+    index: Mapping[int, Tensor]
+    narrow: bool = True  # whether it has all second moments of its inputs, not only their squares
+    shifts: bool = True  # whether a refit can change the mean of its outputs: by a bias, or by a norm behind it
+    rows: int = 0
+    xx: Tensor = field(default_factory=zero)  # (groups, summed, summed); too wide: (groups, summed)
+    x: Tensor = field(default_factory=zero)  # (groups, summed)
+    fisher: Tensor = field(default_factory=zero)  # (groups, outputs); zero where nothing tells
+
+    def add(self, x: Tensor) -> None:
+        """Take in inputs as (groups, rows, summed)."""
+        x = x.to(torch.promote_types(x.dtype, torch.float32))
+        self.rows += x.shape[1]
+        self.xx = self.xx + (x.mT @ x if self.narrow else x.square().sum(1)).cpu()
+        self.x = self.x + x.sum(1).cpu()
+
+    def summed(self, dim: int) -> Tensor | None:
+        """(groups, summed): the index in a dimension of the parameter at each summed element, if that varies."""
+        index = self.index.get(dim)
+        if index is None or index.shape[1] != 1 or index.shape[2] == 1:
+            return None
+        return index[:, 0].expand(self.weight.shape[0], -1)
+
+    def made(self, dim: int) -> Tensor | None:
+        """(groups, outputs): the index in a dimension of the parameter at each output, if that varies."""
+        index = self.index.get(dim)
+        if index is None or index.shape[2] != 1:
+            return None
+        return index[:, :, 0].expand(self.weight.shape[:2])
+
+    def spread(self) -> Tensor:
+        """The covariance of the inputs; about zero, where no shift can make up for their mean."""
+        if not self.shifts:
+            return self.xx / self.rows
+        mean = self.x / self.rows
+        return self.xx / self.rows - (mean.unsqueeze(2) * mean.unsqueeze(1) if self.narrow else mean.square())
+
+    def columns(self) -> Tensor:
+        """(groups, summed): how much of the model's output goes with the variation of each input by itself."""
+        spread = self.spread()
+        spread = spread.diagonal(dim1=1, dim2=2) if self.narrow else spread
+        return self.weighted().square().sum(1) * spread
+
+    def effects(self) -> Tensor:
+        """(groups, outputs): how much of the model's output goes with the variation of each output."""
+        weight, spread = self.weighted(), self.spread()
+        return ((weight @ spread if self.narrow else weight * spread.unsqueeze(1)) * weight).sum(2)
+
+    def inverse(self, ridge: float) -> Tensor:
+        """The inverse of how the inputs spread, held away from singular by `ridge`."""
+        spread = self.spread()
+        if spread.shape[-1] > _DOUBLE:
+            spread = spread.float()
+        diagonal = spread.diagonal(dim1=1, dim2=2)
+        pull = (ridge * diagonal.mean(1, keepdim=True)).clamp_min(1e-12)
+        while True:
+            factor, failing = torch.linalg.cholesky_ex(spread + torch.diag_embed(pull.expand_as(diagonal)))
+            if not failing.any():
+                return torch.cholesky_inverse(factor)
+            pull = pull * 10  # rounding made it singular
+
+    def weighted(self) -> Tensor:
+        """The weight, each output by how much it matters."""
+        return self.weight.double() * self.fisher.sqrt().unsqueeze(-1)
+
+
+class MomentStore:
+    """The products of a model by parameter, with the moments of their inputs over all batches.
+
+    Of the moments only so many are held at a time as memory allows: those that are asked for, and those that will be
+    next. What is not held any more is gone, and asked for again it takes another pass over the batches.
+    """
+
+    def __init__(self, model: nn.Module, batches: Sequence[Any]) -> None:
+        self._model, self._batches = model, batches
+        self._held: dict[str, list[InputMoments]] = {}
+
+    def of(self, names: set[str], following: Iterable[str] = ()) -> Mapping[str, list[InputMoments]]:
+        """The products with parameters, of which `following` may be asked for later."""
+        if not names <= self._held.keys():
+            self._held = {}
+            self._held = self._pass(self._chosen(names, following))
+        return self._held
+
+    def _chosen(self, names: set[str], following: Iterable[str]) -> set[str]:
+        """As many parameters as fit, at least those that are asked for."""
+        chosen, size = set(names), sum(self._sizes[name] for name in names)
+        for name in following:
+            if name not in chosen:
+                size += self._sizes[name]
+                if size > _HELD:
+                    break
+                chosen.add(name)
+        return chosen
+
+    @cached_property
+    def _fisher(self) -> dict[Part, Tensor] | None:
+        with studied(self._model, _WHAT):
+            try:
+                return fisher_weights(self._model, self._batches)
+            except Exception as error:  # any code of the user's may run here
+                warnings.warn(
+                    f"Reconstruction: the model cannot be differentiated, so each layer counts the same, whatever its "
+                    f"part in the output ({type(error).__name__}: {error})",
+                    SecateurWarning,
+                    stacklevel=2,
+                )
+                return None
+
+    @cached_property
+    def _structure(self) -> Structure:
+        first = self._batches[:1]
+        with studied(self._model, _WHAT), blamed_on_batch(0, _WHAT), Runs(self._model, first) as runs:
+            return structure(runs)
+
+    @cached_property
+    def _sizes(self) -> Counter[str]:
+        """The bytes of the moments of each parameter's products."""
+        found: dict[Part, int] = {}
+
+        def on_product(product: ParameterProduct, _: int) -> None:
+            groups, summed = product.weight.shape[::2]
+            found[product.part] = groups * summed**2 * 8
+
+        self._run(on_product, self._batches[:1])
+        sizes: Counter[str] = Counter()
+        for (name, *_), size in found.items():
+            sizes[name] += size
+        return sizes
+
+    def _pass(self, names: set[str]) -> dict[str, list[InputMoments]]:
+        """Run all batches and take in what products with some parameters read."""
+        found: dict[str, dict[Part, InputMoments]] = {name: {} for name in names}
+
+        def on_product(product: ParameterProduct, number: int) -> None:
+            if product.name not in found:
+                return
+            known, key = found[product.name], product.part
+            if key not in known:
+                shifts = product.bias is not None or product.name in self._structure.norms
+                weight = product.weight.detach().cpu()
+                known[key] = InputMoments(product.name, weight, product.index, product.narrow, shifts)
+            for rows in product.of.rows(product.of.sample(-(-product.enough // len(self._batches)), number)):
+                known[key].add(rows)
+
+        self._run(on_product, self._batches)
+        for name, parts in found.items():
+            for which, moments in parts.items():
+                if not bool(moments.xx.isfinite().all()):
+                    raise CalibrationError(
+                        f"Reconstruction: what {name} is multiplied with is not finite; are there NaN weights or data?"
+                    )
+                moments.fisher = self._fisher_of(moments, which)
+        return {name: list(parts.values()) for name, parts in found.items()}
+
+    def _fisher_of(self, moments: InputMoments, which: Part) -> Tensor:
+        """How much each output matters: to the model's, or else to all outputs of the layer."""
+        if self._fisher is None:
+            even = replace(moments, fisher=torch.ones(moments.weight.shape[:2], dtype=torch.float64))
+            return even.fisher / even.effects().sum().clamp_min(1e-30)
+        own = self._fisher.get(which)
+        return moments.fisher if own is None or own.shape != moments.weight.shape[:2] else own
+
+    def _run(self, on_product: Callable[[ParameterProduct, int], None], batches: Sequence[Any]) -> None:
+        """All products in runs of the model, with the number of the batch."""
+        with studied(self._model, _WHAT):
+            for number, batch in enumerate(batches):
+
+                def seen(product: ParameterProduct, run: Any, number: int = number) -> Any:
+                    on_product(product, number)
+                    return run()
+
+                with blamed_on_batch(number, _WHAT), Watch(self._model, seen):
+                    call(self._model, batch)

@@ -1,20 +1,47 @@
 """Among which positions a position is ranked: those of its axis, of all axes, or of axes that look alike."""
 
-from __future__ import annotations
-
 import re
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Hashable, Mapping
+from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 from torch import Tensor
 
 from secateur.axes import Atom, Layout, Product, atoms
 from secateur.errors import PlanError
-from secateur.importance.normalise import Normalisation, check_normalisation, normalised
-from secateur.trace.graph import Axis, Graph
+from secateur.tracing.graph import Axis, Graph
+
+Normalisation = Literal["none", "mean", "max", "sum"]
+
+_SCALES: Mapping[str, Callable[[Tensor], Tensor]] = {
+    "none": lambda sizes: torch.ones((), dtype=torch.float64),
+    "mean": torch.mean,
+    "max": torch.amax,
+    "sum": torch.sum,
+}
+
+
+def check_normalisation(how: object) -> None:
+    """Refuse what is not the name of a normalisation."""
+    if how not in _SCALES:
+        raise PlanError(f"normalise is one of {', '.join(map(repr, _SCALES))}, not {how!r}")
+
+
+def normalised(scores: Tensor, how: Normalisation) -> Tensor:
+    """Scores as multiples of their mean, largest or summed size.
+
+    >>> normalised(torch.tensor([1.0, 2.0, 3.0]), "mean")
+    tensor([0.5000, 1.0000, 1.5000], dtype=torch.float64)
+
+    An infinite score stays infinite and has no part in the scale; scores that are all zero stay zero.
+    """
+    scores = scores.detach().to("cpu", torch.float64)
+    sizes = scores[scores.isfinite()].abs()
+    scale = _SCALES[how](sizes) if len(sizes) else torch.ones((), dtype=torch.float64)
+    return scores / scale if scale > 0 else scores
 
 
 class Scope(ABC):

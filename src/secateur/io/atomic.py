@@ -1,7 +1,5 @@
 """Writing a file so that a crash leaves the old one or the new one, never a part."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import secrets
@@ -31,13 +29,13 @@ def replacing(path: Path, *, overwrite: bool) -> Iterator[Path]:
         mode = stat.S_IMODE(new.stat().st_mode) if old is None else old
         yield new
         new.chmod(mode)  # whoever wrote it may have put a file of their own in its place
-        _sync(new, os.O_RDWR)
+        sync(new, os.O_RDWR)
         new.replace(path)
     except BaseException:
         new.unlink(missing_ok=True)
         raise
     with contextlib.suppress(OSError):  # not every system can sync a folder
-        _sync(path.parent, os.O_RDONLY)
+        sync(path.parent, os.O_RDONLY)
 
 
 def _mode(path: Path, overwrite: bool) -> int | None:
@@ -55,7 +53,8 @@ def _mode(path: Path, overwrite: bool) -> int | None:
     return stat.S_IMODE(found)
 
 
-def _sync(path: Path, flags: int) -> None:
+def sync(path: Path, flags: int) -> None:
+    """Have the system write a file or a folder to the disk."""
     descriptor = os.open(path, flags)
     try:
         os.fsync(descriptor)

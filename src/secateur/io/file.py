@@ -7,7 +7,8 @@
     tied     {stored name: [its other names]}
     biases   [names of layers that were given a bias which the class does not give them]; may be absent
 
-One entry only, because the format does not fix the order of several: the same model makes the same bytes.
+One entry only, because the format does not fix the order of several: the same model makes the same bytes. Tensors that
+are mostly zeros are packed (`packed`).
 """
 
 from __future__ import annotations
@@ -28,9 +29,11 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
+from secateur.distributed import plain_kind
 from secateur.errors import FileError, SecateurError
-from secateur.plan.json import from_data, parse, shown, to_data
-from secateur.plan.plan import Plan
+from secateur.io.packed import Unpacking
+from secateur.planning.json import from_data, parse, shown, to_data
+from secateur.planning.plans import Plan
 
 VERSION = 1
 _ENTRY = "secateur"
@@ -49,7 +52,7 @@ class Header:
     def metadata(self) -> dict[str, str]:
         data = {
             "version": VERSION,
-            "library": _library_version(),
+            "library": library_version(),
             "class": self.class_name,
             "plan": None if self.plan is None else to_data(self.plan),
             "tied": {name: list(others) for name, others in self.tied.items()},
@@ -73,7 +76,9 @@ class Header:
             versions = f"it has layout {shown(data['version'])}, this library reads {VERSION}"
             raise FileError(f"{versions}; load it with what wrote it, version {shown(data['library'])}")
         plan = None if data["plan"] is None else from_data(data["plan"])
-        return Header(data["class"], plan, _tied(data["tied"]), _biases(data.get("biases", [])))
+        ties = data["tied"].items() if isinstance(data["tied"], dict) else [("", None)]
+        tied = {name: _names(others, "tied tensors") for name, others in ties}
+        return Header(data["class"], plan, tied, _names(data.get("biases", []), "added biases"))
 
     def source(self, stored: set[str]) -> dict[str, str]:
         """{each name, tied ones too: the stored name that holds its tensor}."""
@@ -88,25 +93,19 @@ class Header:
         return names
 
 
-def _tied(data: Any) -> dict[str, tuple[str, ...]]:
-    lists = data.values() if isinstance(data, dict) else [None]
-    if not all(isinstance(others, list) and all(isinstance(o, str) for o in others) for others in lists):
-        raise FileError(f"its list of tied tensors is none; {_REMEDY}")
-    return {name: tuple(others) for name, others in data.items()}
-
-
-def _biases(data: Any) -> tuple[str, ...]:
+def _names(data: Any, what: str) -> tuple[str, ...]:
     if not isinstance(data, list) or not all(isinstance(name, str) for name in data):
-        raise FileError(f"its list of added biases is none; {_REMEDY}")
+        raise FileError(f"its list of {what} is none; {_REMEDY}")
     return tuple(data)
 
 
 def class_name(model: nn.Module) -> str:
     """The name of a model's class, without its module, which depends on how a script is run."""
-    return type(model).__name__
+    return plain_kind(type(model)).__name__
 
 
-def _library_version() -> str:
+def library_version() -> str:
+    """The version of this library."""
     try:
         return version("secateur")
     except PackageNotFoundError:  # run from a folder, not installed
@@ -136,12 +135,20 @@ def write(path: Path, tensors: Mapping[str, Tensor], header: Header) -> None:
 
 
 @contextlib.contextmanager
-def opened(path: Path) -> Iterator[Any]:
+def opened(path: Path) -> Iterator[Unpacking]:
     """A safetensors file, open for reading."""
     if not stat.S_ISREG(os.stat(path).st_mode):
         raise FileError("this is a folder or a device, not a file")
     with safe_open(path, framework="pt") as file:
-        yield file
+        yield Unpacking(file)
+
+
+def check_order(path: object, model: object, call: str) -> None:
+    """Refuse a model where the path goes, as when the two are swapped."""
+    if isinstance(path, nn.Module):
+        raise FileError(
+            f"it is {call}: got a {type(model).__name__} as the model and a {type(path).__name__} as the path"
+        )
 
 
 @contextlib.contextmanager

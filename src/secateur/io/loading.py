@@ -1,24 +1,27 @@
 """Load what `save` wrote into a model of full size."""
 
-from __future__ import annotations
-
-import contextlib
+import math
 import os
-from collections.abc import Mapping
-from typing import Any, TypeVar
+from dataclasses import replace
+from functools import partial
+from typing import TypeVar
 
-import torch
 from torch import Tensor, nn
 
-from secateur.apply import plan_of, remember
-from secateur.errors import FileError, SecateurError
-from secateur.io.file import Header, about, class_name, opened
-from secateur.io.state import State, set_extra
-from secateur.plan.json import shown
-from secateur.surgery import Cut
+from secateur.errors import FileError, PlanError, SecateurError
+from secateur.io.file import Header, about, check_order, class_name, opened
+from secateur.io.packed import Unpacking
+from secateur.io.tensors import State, fill, set_extra
+from secateur.pipeline.apply import plan_of, remember
+from secateur.planning.json import shown
+from secateur.planning.plans import Plan
+from secateur.state.held import Place
+from secateur.state.transaction import Transaction, transaction
+from secateur.surgery import carry_out
 from secateur.surgery.bias import add_biases, check_biases
-from secateur.trace import unwrap
-from secateur.trace.held import Snapshot
+from secateur.surgery.cut import reached
+from secateur.surgery.holders import check_alone, tell_holders
+from secateur.tracing import unwrap
 
 Model = TypeVar("Model", bound=nn.Module)
 _AS_BUILT = "build the model as it was built when it was saved"
@@ -27,7 +30,7 @@ _AS_BUILT = "build the model as it was built when it was saved"
 def load(path: str | os.PathLike[str], model: Model) -> Model:
     """Load a file that `save` wrote into a freshly built, full-size model, in place; returns the model.
 
-    >>> import tempfile
+    >>> import tempfile, torch
     >>> from secateur.io import save
     >>> path = f"{tempfile.mkdtemp()}/net.safetensors"
     >>> net = nn.Linear(2, 2)
@@ -39,11 +42,15 @@ def load(path: str | os.PathLike[str], model: Model) -> Model:
     a gradient stay. It can be cut and saved again. The file is not trusted: names, shapes, dtypes and every
     int that it rewrites must be those of this model. Whatever goes wrong, the model is as it was.
     """
-    with about(path) as source, opened(source) as file:
+    check_order(path, model, "load(path, model)")
+    with about(path):
         inner = unwrap(model)
+    with transaction(inner) as undo, about(path) as source, opened(source) as file:
         header = Header.read(file.metadata())
         _check_model(inner, header)
-        _Loading(inner).carry_out(header, file)
+        _carry_out(inner, header, file, undo)
+    if header.plan is not None:
+        tell_holders(inner, header.plan)
     return model
 
 
@@ -77,60 +84,53 @@ def _check_names(names: set[str], problem: str) -> None:
         raise FileError(f"{problem} {some} ({len(names)} in all); {_AS_BUILT}")
 
 
-class _Loading:
-    """A cut and new values for a model, all or nothing."""
-
-    def __init__(self, model: nn.Module) -> None:
-        self._model = model
-        self._snapshot = Snapshot(model)
+def _carry_out(model: nn.Module, header: Header, file: Unpacking, undo: Transaction) -> None:
+    """The cut that a file tells of, and its values."""
+    for name, value in State.of(model).extra.items():
+        undo.before_roll_back(partial(set_extra, model, name, value.clone()))
+    try:
+        add_biases(model, header.biases)
+        stored = _matched(State.of(model), header, set(file.keys()))
+        _check_sizes(State.of(model), stored, file)
+        values = {name: file.get_tensor(key) for name, key in stored.items()}  # mapped, not yet read
+        if header.plan is not None:
+            plan = _held_here(model, header.plan)
+            carry_out(model, plan)
+            check_alone(model, plan)
+            remember(model, header.plan)
+        check_biases(model, header.biases)
         state = State.of(model)
-        self._full = {id(tensor): tensor for tensor in state.tensors.values()}
-        self._extra = {name: value.clone() for name, value in state.extra.items()}
-        self._overwritten: list[tuple[Tensor, Tensor]] = []  # the model's own tensors, and the values they had
-        self._cut: Cut | None = None
-
-    def carry_out(self, header: Header, file: Any) -> None:
-        try:
-            add_biases(self._model, header.biases)
-            stored = _matched(State.of(self._model), header, set(file.keys()))
-            values = {name: file.get_tensor(key) for name, key in stored.items()}  # mapped, not yet read
-            if header.plan is not None:
-                self._cut = Cut(self._model, header.plan)
-                remember(self._model, header.plan)
-            check_biases(self._model, header.biases)
-            state = State.of(self._model)
-            for name, tensor in state.tensors.items():
-                if name in values:
-                    _check_tensor(name, values[name], tensor)
-            self._fill(state, values)
-        except BaseException as error:
-            self._undo()
-            if isinstance(error, SecateurError) or not isinstance(error, Exception):
-                raise
-            # Sizes that contradict each other, or a set_extra_state, fail in ways of their own.
-            raise FileError(f"it cannot be loaded: {type(error).__name__}: {error}; {_AS_BUILT}") from error
-
-    @torch.no_grad()
-    def _fill(self, state: State, values: Mapping[str, Tensor]) -> None:
         for name, tensor in state.tensors.items():
             if name in values:
-                if id(tensor) in self._full:
-                    self._overwritten.append((tensor, tensor.clone()))
-                tensor.copy_(values[name])
-        for name in state.extra:
-            set_extra(self._model, name, values[name].clone())
+                _check_tensor(name, values[name], tensor)
+        cut = set() if header.plan is None else set(header.plan.kept)  # these get their old memory back
+        undo.keep(*(t for name, t in state.tensors.items() if name in values and name not in cut))
+        fill(model, values)
+    except SecateurError:
+        raise
+    except Exception as error:  # sizes that contradict each other, or a set_extra_state, fail in ways of their own
+        raise FileError(f"it cannot be loaded: {type(error).__name__}: {error}; {_AS_BUILT}") from error
 
-    @torch.no_grad()
-    def _undo(self) -> None:
-        for name, value in self._extra.items():
-            with contextlib.suppress(Exception):  # the user's code; what it holds is put back below
-                set_extra(self._model, name, value)
-        if self._cut is not None:
-            self._cut.undo()
-        self._snapshot.restore()
-        for tensor, value in self._overwritten:
-            with contextlib.suppress(RuntimeError):  # one that takes no new values has its own still
-                tensor.copy_(value)
+
+def _check_sizes(state: State, stored: dict[str, str], file: Unpacking) -> None:
+    """Refuse what is larger than the full-size model has it, before it is unpacked into memory."""
+    for name, tensor in state.tensors.items():
+        if name in stored and math.prod(file.shape(stored[name])) > tensor.numel():
+            sizes = f"{list(file.shape(stored[name]))[:16]} in the file, {list(tensor.shape)} in the model"
+            raise FileError(f"{shown(name)} is {sizes}; {_AS_BUILT}")
+
+
+def _held_here(model: nn.Module, plan: Plan) -> Plan:
+    """A plan without tensors in plain attributes that are empty before a model has run: caches."""
+    modules = dict(model.named_modules())
+
+    def held(place: Place) -> bool:
+        try:
+            return reached(modules, place) is not None
+        except PlanError:  # it is refused where the plan is carried out
+            return True
+
+    return replace(plan, kept_in_attributes=tuple(each for each in plan.kept_in_attributes if held(each[0])))
 
 
 def _check_tensor(name: str, value: Tensor, tensor: Tensor) -> None:

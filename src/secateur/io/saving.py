@@ -1,21 +1,23 @@
 """Save a model, cut or not."""
 
-from __future__ import annotations
-
 import dataclasses
 import os
+from pathlib import Path
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
-from torch.nn.parameter import is_lazy
 
-from secateur.apply import plan_of
+from secateur.compat import is_lazy
+from secateur.distributed import is_sharded, meet, together, whole
 from secateur.errors import FileError
 from secateur.io.atomic import replacing
-from secateur.io.file import Header, about, class_name, storable, write
-from secateur.io.state import State
+from secateur.io.file import Header, about, check_order, class_name, storable, write
+from secateur.io.packed import packed
+from secateur.io.tensors import State
+from secateur.pipeline.apply import plan_of
 from secateur.surgery.bias import added_biases, with_added
-from secateur.trace import unwrap
+from secateur.tracing import unwrap
 
 
 def save(model: nn.Module, path: str | os.PathLike[str], *, overwrite: bool = True) -> None:
@@ -31,30 +33,46 @@ def save(model: nn.Module, path: str | os.PathLike[str], *, overwrite: bool = Tr
     >>> bool((load(path, fresh)(torch.ones(1, 4)) == net(torch.ones(1, 4))).all())
     True
 
-    One safetensors file, which any tool for that format can open: parameters and persistent buffers, tied
-    ones once. Nothing in it is code. What was at `path` is there until the new file is complete and on disk,
-    and stays if anything goes wrong; `overwrite=False` refuses to replace it.
+    One safetensors file, which any tool for that format can open: parameters and persistent buffers, tied ones once;
+    one that is mostly zeros as a bit mask and its other values. Nothing in it is code. What was at `path` is there
+    until the new file is complete and on disk, and stays if anything goes wrong; `overwrite=False` refuses to replace
+    it. Of a model that is spread over ranks, which all call this, rank 0 writes the whole, so that it can be loaded on
+    any number of processes.
     """
+    check_order(path, model, "save(model, path)")
     with about(path) as target:
-        inner = unwrap(model)
-        state = State.of(inner)
-        groups = state.groups()
-        stored = {group[0]: state.tensors[group[0]] for group in groups} | dict(state.extra)
-        plan = plan_of(inner)
-        if plan is not None:
-            plan = dataclasses.replace(with_added(plan, inner), example=None)  # loading runs nothing
-        header = Header(class_name(inner), plan, {g[0]: g[1:] for g in groups if len(g) > 1}, added_biases(inner))
+        inner = unwrap(model, sharded=True)
+        spread = is_sharded(inner)
+        with together("save", all_come=spread):
+            _save(inner, target, overwrite, writes=not spread or dist.get_rank() == 0)
+            if spread:
+                meet("save: done")
+
+
+def _save(model: nn.Module, target: Path, overwrite: bool, writes: bool) -> None:
+    state = State.of(model)
+    groups = state.groups()
+    stored = {group[0]: state.tensors[group[0]] for group in groups} | dict(state.extra)
+    plan = plan_of(model)
+    if plan is not None:
+        plan = dataclasses.replace(with_added(plan, model), example=None)  # loading runs nothing
+    header = Header(class_name(model), plan, {g[0]: g[1:] for g in groups if len(g) > 1}, added_biases(model))
+    tensors = _separate(stored, keep=writes)
+    if writes:
         with replacing(target, overwrite=overwrite) as new:
-            write(new, _separate(stored), header)
+            write(new, packed(tensors), header)
 
 
-def _separate(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Plain, dense tensors with a memory of their own, as the format has them."""
+def _separate(tensors: dict[str, Tensor], keep: bool) -> dict[str, Tensor]:
+    """Plain, dense tensors with a memory of their own, as the format has them; gathered only, where not to keep."""
     made: dict[str, Tensor] = {}
     memories: set[int] = set()
     for name, tensor in tensors.items():
         _check(name, tensor)
-        plain = tensor.detach().cpu().resolve_conj().resolve_neg().contiguous()
+        plain = whole(tensor).detach()
+        if not keep:
+            continue
+        plain = plain.cpu().resolve_conj().resolve_neg().contiguous()
         if plain.untyped_storage().data_ptr() in memories:
             plain = plain.clone()
         memories.add(plain.untyped_storage().data_ptr())

@@ -1,13 +1,58 @@
 """Multi-head attention whose heads need not add up to the width of the model."""
 
-from __future__ import annotations
-
 import math
+from collections.abc import Callable
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+
+_FORWARD = nn.MultiheadAttention.forward
+
+Scale = Callable[[Any], float | None]
+
+
+def _attending(scale: Scale) -> Callable[..., Any]:
+    """What `nn.MultiheadAttention.forward` does, with every width read from the weights and a scale for the scores."""
+
+    def forward(
+        self: nn.MultiheadAttention,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        key_padding_mask: Tensor | None = None,
+        need_weights: bool = True,
+        attn_mask: Tensor | None = None,
+        average_attn_weights: bool = True,
+        is_causal: bool = False,
+    ) -> tuple[Tensor, Tensor | None]:
+        """As the original's."""
+        swap = self.batch_first and query.dim() == 3
+        if swap:
+            query, key, value = query.transpose(0, 1), key.transpose(0, 1), value.transpose(0, 1)
+        out, weights = multi_head_attention_forward(
+            *(query, key, value, self.embed_dim, self.num_heads, self.in_proj_weight, self.in_proj_bias),
+            self.bias_k,
+            self.bias_v,
+            self.add_zero_attn,
+            self.dropout,
+            self.out_proj.weight,
+            self.out_proj.bias,
+            self.training,
+            key_padding_mask=key_padding_mask,
+            need_weights=need_weights,
+            attn_mask=attn_mask,
+            use_separate_proj_weight=self.in_proj_weight is None,
+            q_proj_weight=self.q_proj_weight,
+            k_proj_weight=self.k_proj_weight,
+            v_proj_weight=self.v_proj_weight,
+            average_attn_weights=average_attn_weights,
+            scale=scale(self),
+        )
+        return (out.transpose(0, 1) if swap else out), weights
+
+    return forward
 
 
 class MultiheadAttention(nn.MultiheadAttention):
@@ -24,38 +69,17 @@ class MultiheadAttention(nn.MultiheadAttention):
     """
 
     scale: float
+    forward = _attending(lambda module: module.scale)
 
-    def forward(self, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor | None]:
-        """As the original's."""
-        names = ("query", "key", "value", "key_padding_mask", "need_weights", "attn_mask")
-        given = dict(zip((*names, "average_attn_weights", "is_causal"), args, strict=False)) | kwargs
-        query, key, value = (given.pop(name) for name in names[:3])
-        swap = self.batch_first and query.dim() == 3
-        if swap:
-            query, key, value = (x.transpose(0, 1) for x in (query, key, value))
-        out, weights = multi_head_attention_forward(
-            query,
-            key,
-            value,
-            self.embed_dim,
-            self.num_heads,
-            self.in_proj_weight,
-            self.in_proj_bias,
-            self.bias_k,
-            self.bias_v,
-            self.add_zero_attn,
-            self.dropout,
-            self.out_proj.weight,
-            self.out_proj.bias,
-            training=self.training,
-            use_separate_proj_weight=self.in_proj_weight is None,
-            q_proj_weight=self.q_proj_weight,
-            k_proj_weight=self.k_proj_weight,
-            v_proj_weight=self.v_proj_weight,
-            scale=self.scale,
-            **given,
-        )
-        return (out.transpose(0, 1) if swap else out), weights
+
+def forward(scale: Scale) -> Callable[..., Any]:
+    """What `nn.MultiheadAttention.forward` does, as it will be done after a cut; modules derived from it do as ever."""
+    attending = _attending(scale)
+
+    def run(self: nn.MultiheadAttention, *args: Any, **kwargs: Any) -> Any:
+        return (attending if type(self) is nn.MultiheadAttention else _FORWARD)(self, *args, **kwargs)
+
+    return run
 
 
 def multi_head_attention_forward(

@@ -15,16 +15,6 @@ from secateur.prune.checks import (
     _validate_pruning_dim,
     _validate_structured_pruning,
 )
-from secateur.prune.functional import (
-    custom_from_mask,
-    identity,
-    is_pruned,
-    l1_unstructured,
-    ln_structured,
-    random_structured,
-    random_unstructured,
-    remove,
-)
 from secateur.prune.global_ import global_unstructured
 from secateur.prune.methods import (
     CustomFromMask,
@@ -33,31 +23,19 @@ from secateur.prune.methods import (
     LnStructured,
     RandomStructured,
     RandomUnstructured,
+    custom_from_mask,
+    identity,
+    l1_unstructured,
+    ln_structured,
+    random_structured,
+    random_unstructured,
 )
 from secateur.prune.norms import _compute_norm
+from secateur.prune.sites import is_pruned, remove
 
-__all__ = [
-    "BasePruningMethod",
-    "PruningContainer",
-    "Identity",
-    "RandomUnstructured",
-    "L1Unstructured",
-    "RandomStructured",
-    "LnStructured",
-    "CustomFromMask",
-    "identity",
-    "random_unstructured",
-    "l1_unstructured",
-    "random_structured",
-    "ln_structured",
-    "global_unstructured",
-    "custom_from_mask",
-    "remove",
-    "is_pruned",
-    "_compute_nparams_toprune",
-    "_compute_norm",
-    "_validate_pruning_amount",
-    "_validate_pruning_amount_init",
-    "_validate_pruning_dim",
-    "_validate_structured_pruning",
-]
+__all__ = ["BasePruningMethod", "PruningContainer"]
+__all__ += ["Identity", "RandomUnstructured", "L1Unstructured", "RandomStructured", "LnStructured", "CustomFromMask"]
+__all__ += ["identity", "random_unstructured", "l1_unstructured", "random_structured", "ln_structured"]
+__all__ += ["custom_from_mask", "global_unstructured", "remove", "is_pruned"]
+__all__ += ["_compute_nparams_toprune", "_compute_norm", "_validate_pruning_amount", "_validate_pruning_amount_init"]
+__all__ += ["_validate_pruning_dim", "_validate_structured_pruning"]

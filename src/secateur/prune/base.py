@@ -8,12 +8,13 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils import prune as torch_prune
 
-from secateur.errors import PruneAttributeError, PruneTypeError, PruneValueError
-from secateur.prune.checks import check_no_nan, check_scores, located, place
+from secateur.prune.checks import check_scores, located, place
 from secateur.prune.combine import combine, drop_of
+from secateur.prune.errors import PruneAttributeError, PruneTypeError, PruneValueError
 from secateur.prune.masked import holds, make
 from secateur.prune.selection import Segment
-from secateur.prune.state import Site, all_or_nothing, install
+from secateur.prune.sites import MaskSite, install
+from secateur.state.transaction import transaction
 
 
 class BasePruningMethod(ABC):
@@ -40,7 +41,7 @@ class BasePruningMethod(ABC):
 
     def __call__(self, module: nn.Module, inputs: Any) -> None:
         """Bring the masked weight up to date, if the weight or its mask were touched since it was made."""
-        if torch.compiler.is_compiling() or torch._C._get_tracing_state() is not None:
+        if torch.compiler.is_compiling() or torch.jit.is_tracing():  # type: ignore[attr-defined]
             setattr(module, self._tensor_name, self.apply_mask(module))
             return
         if not holds(module, self._tensor_name):
@@ -80,15 +81,10 @@ class BasePruningMethod(ABC):
         with located(place(module, name)):
             method = cls(*args, **kwargs)
             method._tensor_name = name
-            site = Site.of(module, name)
-            weight = site.weight()
-            check_no_nan(weight, "the weight")
-            scores = weight
-            if importance_scores is not None:
-                scores = check_scores(importance_scores, weight)
-                check_no_nan(scores, "importance_scores")
+            site = MaskSite.of(module, name)
+            scores = site.scores(importance_scores)
             with torch.no_grad():
-                mask = method._new_mask(site, scores.detach())
+                mask = method._new_mask(site, scores)
             hook = method._on_top_of(site.hook)
             install([(site, mask, hook)])
             return hook
@@ -119,7 +115,7 @@ class BasePruningMethod(ABC):
         orig, _ = self._sources(module)
         name = self._tensor_name
         weight = self.apply_mask(module).detach()
-        with all_or_nothing([module]):
+        with transaction(module):
             module.__dict__.pop(name, None)
             del module._parameters[name + "_orig"]
             del module._buffers[name + "_mask"]
@@ -131,20 +127,16 @@ class BasePruningMethod(ABC):
         if hook is None:
             return self
         earlier = tuple(hook) if isinstance(hook, torch_prune.PruningContainer) else (hook,)
-        container = PruningContainer()
-        container._tensor_name = self._tensor_name
-        for method in (*earlier, self):
-            container.add_pruning_method(method)
-        return container
+        return PruningContainer(*earlier, self)
 
-    def _new_mask(self, site: Site, scores: Tensor) -> Tensor:
+    def _new_mask(self, site: MaskSite, scores: Tensor) -> Tensor:
         orig = site.orig.detach()
         drop = drop_of(self)
         if site.mask is not None:
             mask = combine(self, scores, site.mask)
         elif drop is not None:
             mask = torch.empty_like(orig)
-            drop(self, [Segment(scores, mask, fresh=True)])
+            drop([Segment(scores, mask, fresh=True)])
         else:
             mask = self.compute_mask(scores, default_mask=torch.ones_like(orig))
         return check_scores(mask, orig, "the computed mask").detach().to(dtype=orig.dtype)

@@ -7,7 +7,8 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from secateur.errors import (
+from secateur.compat import is_lazy
+from secateur.prune.errors import (
     PruneAttributeError,
     PruneError,
     PruneIndexError,
@@ -24,7 +25,7 @@ def _validate_pruning_amount_init(amount: Any) -> None:
     >>> _validate_pruning_amount_init(0.5)
     >>> _validate_pruning_amount_init(1.5)
     Traceback (most recent call last):
-    secateur.errors.PruneValueError: amount=1.5 ...
+    secateur.prune.errors.PruneValueError: amount=1.5 ...
 
     A float is a fraction from 0 to 1, an integer a count from 0 up.
     """
@@ -45,7 +46,7 @@ def _validate_pruning_amount(amount: Any, tensor_size: int) -> None:
     >>> _validate_pruning_amount(3, tensor_size=4)
     >>> _validate_pruning_amount(5, tensor_size=4)
     Traceback (most recent call last):
-    secateur.errors.PruneValueError: amount=5 ...
+    secateur.prune.errors.PruneValueError: amount=5 ...
     """
     if isinstance(amount, numbers.Integral) and int(amount) > tensor_size:
         raise PruneValueError(
@@ -80,7 +81,7 @@ def _validate_structured_pruning(t: Tensor) -> None:
     >>> import torch
     >>> _validate_structured_pruning(torch.ones(3))
     Traceback (most recent call last):
-    secateur.errors.PruneValueError: ...
+    secateur.prune.errors.PruneValueError: ...
     """
     if t.dim() <= 1:
         raise PruneValueError(
@@ -96,7 +97,7 @@ def _validate_pruning_dim(t: Tensor, dim: Any) -> None:
     >>> _validate_pruning_dim(torch.ones(3, 2), dim=-1)
     >>> _validate_pruning_dim(torch.ones(3, 2), dim=2)
     Traceback (most recent call last):
-    secateur.errors.PruneIndexError: dim=2 ...
+    secateur.prune.errors.PruneIndexError: dim=2 ...
     """
     if not isinstance(dim, numbers.Integral):
         raise PruneTypeError(f"dim={dim!r} is a {type(dim).__name__}; pass an int")
@@ -121,19 +122,14 @@ def check_no_nan(t: Tensor, what: str) -> None:
     >>> import torch
     >>> check_no_nan(torch.tensor([1.0, float("nan")]), "the weight")
     Traceback (most recent call last):
-    secateur.errors.PruneValueError: the weight contains NaN...
+    secateur.prune.errors.PruneValueError: the weight contains NaN...
     """
     t = t.detach()
-    if t.numel() == 0 or t.is_meta:
+    if t.numel() == 0 or t.is_meta or not (t.is_complex() or t.is_floating_point()):
         return
-    if t.is_complex():
-        found = bool(t.isnan().any())
-    elif t.is_floating_point():
-        t = t if t.dtype.itemsize > 1 else t.float()
-        found = bool(t.amin().isnan())  # a NaN anywhere is the minimum: one pass, nothing allocated
-    else:
-        found = False
-    if found:
+    if not t.is_complex():  # a NaN anywhere is the minimum: one pass, nothing allocated
+        t = (t if t.dtype.itemsize > 1 else t.float()).amin()
+    if bool(t.isnan().any()):
         raise PruneValueError(f"{what} contains NaN, which cannot be ranked; repair or replace it before pruning")
 
 
@@ -152,7 +148,7 @@ def check_parameter(module: nn.Module, name: str) -> nn.Parameter:
         what = "is None" if name in module._parameters else "is not a parameter"
         names = ", ".join(n for n, p in module._parameters.items() if p is not None) or "none"
         raise PruneParameterError(f"{name!r} {what}; its parameters are: {names}")
-    if nn.parameter.is_lazy(parameter):
+    if is_lazy(parameter):
         raise PruneValueError("is not initialised yet; run the module once before pruning it")
     for taken in (name + "_orig", name + "_mask"):
         if hasattr(module, taken):

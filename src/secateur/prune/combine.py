@@ -5,28 +5,19 @@ from typing import Any
 
 from torch import Tensor
 
-from secateur.errors import PruneAttributeError, PruneValueError
 from secateur.prune.checks import _validate_pruning_dim
+from secateur.prune.errors import PruneAttributeError, PruneValueError
 from secateur.prune.selection import Segment
 
-Drop = Callable[[Any, Sequence[Segment]], None]
 
-# Methods that can write masks in place, by the function that defines what they do: a subclass that overrides
-# `compute_mask` is not among them, and goes the general way.
-_DROPS: dict[Any, Drop] = {}
+def drop_of(method: Any) -> Callable[[Sequence[Segment]], None] | None:
+    """How `method` writes the masks of segments in place, if it can.
 
-
-def in_place(compute_mask: Any, drop: Drop) -> None:
-    """Let methods defined by `compute_mask` write the masks of segments through `drop`.
-
-    Unstructured methods take several segments as one, fresh or not; structured ones only fresh ones, singly.
+    Unstructured methods take several segments as one, fresh or not; structured ones only fresh ones, singly. A
+    subclass that overrides `compute_mask` no longer does what `_drop` does, and goes the general way.
     """
-    _DROPS[compute_mask] = drop
-
-
-def drop_of(method: Any) -> Drop | None:
-    """How `method` writes masks in place, if it can."""
-    return _DROPS.get(type(method).compute_mask)
+    kind = type(method)
+    return method._drop if getattr(kind, "_same_as_drop", None) is kind.compute_mask else None
 
 
 def combine(method: Any, t: Tensor, mask: Tensor) -> Tensor:
@@ -44,7 +35,7 @@ def combine(method: Any, t: Tensor, mask: Tensor) -> Tensor:
     kind = _pruning_type(method)
     drop = drop_of(method)
     if kind == "unstructured" and drop is not None:
-        drop(method, [Segment(t, new, fresh=False)])
+        drop([Segment(t, new, fresh=False)])
         return new
     seen = _seen(method, kind, t, mask)
     if seen is None:

@@ -8,27 +8,26 @@ import torch
 from torch import Tensor
 from torch.nn.utils import prune as torch_prune
 
-from secateur.errors import PruneTypeError, PruneValueError
 from secateur.prune.checks import (
     _validate_pruning_dim,
     _validate_structured_pruning,
-    check_no_nan,
     check_scores,
     count_to_prune,
     located,
     place,
 )
 from secateur.prune.combine import alive_channels, combine, drop_of
+from secateur.prune.errors import PruneEmptyError, PruneTypeError
 from secateur.prune.methods import CustomFromMask, channel_mask
 from secateur.prune.selection import Segment
-from secateur.prune.state import Site, install
+from secateur.prune.sites import MaskSite, install
 
 
 @dataclass(frozen=True, eq=False)
 class _Target:
     """One parameter to prune, with every place at which it appears; it counts once."""
 
-    sites: tuple[Site, ...]
+    sites: tuple[MaskSite, ...]
     scores: Tensor
 
     @property
@@ -104,25 +103,21 @@ def _targets(parameters: Any, importance_scores: Any) -> list[_Target]:
                 f"global_unstructured: parameters holds a {type(pair).__name__}; pass (module, name) pairs"
             )
         with located(place(*pair)):
-            site = Site.of(*pair)
+            site = MaskSite.of(*pair)
             _merge(targets.setdefault(id(site.orig), []), site, scores.get(tuple(pair)))
     if not targets:
-        raise PruneValueError("global_unstructured: parameters is empty; pass at least one (module, name)")
+        raise PruneEmptyError("global_unstructured: parameters is empty; pass at least one (module, name)")
     return [target for same in targets.values() for target in same]
 
 
-def _merge(same: list[_Target], site: Site, given: Tensor | None) -> None:
+def _merge(same: list[_Target], site: MaskSite, given: Tensor | None) -> None:
     """Add a site to the target that has its parameter and its mask, or a new target for it."""
     for i, target in enumerate(same):
         if _equal(target.mask, site.mask):
             if all((site.module, site.name) != (s.module, s.name) for s in target.sites):
                 same[i] = replace(target, sites=(*target.sites, site))
             return
-    weight = site.weight()
-    check_no_nan(weight, "the weight")
-    if given is not None:
-        check_no_nan(check_scores(given, weight), "importance_scores")
-    same.append(_Target((site,), (weight if given is None else given).detach()))
+    same.append(_Target((site,), site.scores(given)))
 
 
 def _equal(a: Tensor | None, b: Tensor | None) -> bool:
@@ -153,7 +148,7 @@ def _entries(method: Any, targets: Sequence[_Target]) -> list[Tensor]:
             else Segment(t.scores, t.mask.to(dtype=t.orig.dtype, copy=True), fresh=False)
             for t in targets
         ]
-        drop(method, segments)
+        drop(segments)
         return [s.mask for s in segments]
     method._tensor_name = "all"
     flat = torch.cat([t.scores.reshape(-1) for t in targets])

@@ -2,16 +2,15 @@
 
 import copy
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from secateur.prune.watch import Stamp, ordinary, unchanged, watch
+from secateur.prune.watch import ordinary, unchanged, watch
 
-_MADE = "_secateur_made"
+_MADE = "_secateur_made"  # on a masked weight: what it was made from, and the stamps of these and of itself
 
 
 def masked(orig: Tensor, mask: Tensor, grad: bool) -> Tensor:
@@ -41,16 +40,6 @@ def _reduced(orig: Tensor, mask: Tensor, grad: bool, protocol: int) -> tuple[Cal
     return masked, (orig, mask, grad)
 
 
-@dataclass(frozen=True)
-class _Made:
-    """The evidence by which a masked weight is still the right one; it lives on that weight."""
-
-    orig: Tensor
-    mask: Tensor
-    grad: bool
-    stamps: tuple[Stamp | None, Stamp | None, Stamp | None]
-
-
 def make(orig: Tensor, mask: Tensor) -> Tensor:
     """The masked weight for the current grad mode, to be asked about with `holds` later."""
     if not (ordinary(orig) and ordinary(mask)):
@@ -61,7 +50,7 @@ def make(orig: Tensor, mask: Tensor) -> Tensor:
         return weight
     stamps = (watch(orig), watch(mask), watch(weight))
     if None not in stamps:
-        vars(weight)[_MADE] = _Made(orig, mask, grad, stamps)
+        vars(weight)[_MADE] = (orig, mask), stamps
     return weight
 
 
@@ -81,15 +70,9 @@ def holds(module: nn.Module, name: str) -> bool:
     """
     weight: Tensor | None = module.__dict__.get(name)
     orig, mask = module._parameters.get(name + "_orig"), module._buffers.get(name + "_mask")
-    if weight is None or orig is None or mask is None:
+    if weight is None or orig is None or mask is None or (orig.requires_grad and torch.is_grad_enabled()):
         return False
-    made: _Made | None = vars(weight).get(_MADE)
-    return (
-        made is not None
-        and made.orig is orig
-        and made.mask is mask
-        and made.grad == (orig.requires_grad and torch.is_grad_enabled())
-        and unchanged(orig, made.stamps[0])
-        and unchanged(mask, made.stamps[1])
-        and unchanged(weight, made.stamps[2])
-    )
+    sources, stamps = vars(weight).get(_MADE, (None, None))
+    if sources is None or sources[0] is not orig or sources[1] is not mask:
+        return False
+    return all(map(unchanged, (orig, mask, weight), stamps))

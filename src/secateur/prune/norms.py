@@ -7,8 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from secateur.errors import PruneRuntimeError, PruneTypeError, PruneValueError
 from secateur.prune.checks import _validate_pruning_dim
+from secateur.prune.errors import PruneRuntimeError, PruneTypeError, PruneValueError
 
 
 def _compute_norm(t: Tensor, n: Any, dim: int) -> Tensor:

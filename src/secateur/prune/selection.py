@@ -89,7 +89,7 @@ def _write(keys: Tensor, mask: Tensor, fresh: bool, threshold: int, ties: int) -
 
 def _threshold(segments: Sequence[Segment], dtype: torch.dtype, k: int) -> tuple[int, int, int]:
     """The k-th smallest key, how many of the entries that have it are among the k smallest, and of how many."""
-    total = bits = 8 * _key_dtype(dtype).itemsize - 1
+    total = bits = 8 * dtype.itemsize - 1
     low = 0
     while bits > 0:
         width = (bits - 1) % RADIX + 1
@@ -162,14 +162,10 @@ def _chunks(segments: Sequence[Segment], dtype: torch.dtype) -> Iterator[tuple[T
 def _keys(scores: Tensor) -> Tensor:
     """Integers in the order of the magnitudes; the largest integer is free, for what does not take part."""
     if scores.dtype.is_floating_point:
-        key = _key_dtype(scores.dtype)
+        key = _KEY_DTYPES[scores.dtype.itemsize]
         return scores.view(key) & torch.iinfo(key).max
     most = torch.iinfo(torch.int64).max - 1
     return scores.clamp(-most, most).abs()
-
-
-def _key_dtype(dtype: torch.dtype) -> torch.dtype:
-    return _KEY_DTYPES[dtype.itemsize]
 
 
 def _comparable(scores: Sequence[Tensor]) -> torch.dtype:

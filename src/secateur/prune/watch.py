@@ -12,12 +12,10 @@ wrappers) is reported as such, and its user has to recompute every time.
 import torch
 from torch import Tensor, nn
 
+from secateur.compat import is_lazy_clone, lazy_clone, transform_level
+
 _KEY = "_secateur_stamp"
 _PLAIN = (Tensor, nn.Parameter)
-
-_lazy_clone = getattr(torch, "_lazy_clone", None)
-_is_marked = getattr(torch._C, "_is_cow_tensor", None)
-_functorch_level = torch._C._functorch.maybe_current_level
 
 
 class Stamp:
@@ -28,7 +26,7 @@ class Stamp:
 
 def ordinary(tensor: Tensor) -> bool:
     """Whether `tensor` is plain data: not fake nor of another subclass, not inside a function transform."""
-    return type(tensor) in _PLAIN and _functorch_level() is None
+    return type(tensor) in _PLAIN and transform_level() is None
 
 
 def watch(tensor: Tensor) -> Stamp | None:
@@ -42,22 +40,22 @@ def watch(tensor: Tensor) -> Stamp | None:
     >>> unchanged(t, stamp)
     False
     """
-    if _lazy_clone is None or _is_marked is None or not ordinary(tensor):
+    if lazy_clone is None or is_lazy_clone is None or not ordinary(tensor):
         return None
     try:
         attributes = tensor.untyped_storage().__dict__
-        if not _is_marked(tensor):
+        if not is_lazy_clone(tensor):
             attributes.pop(_KEY, None)
             with torch.no_grad():
-                _lazy_clone(tensor.detach())
+                lazy_clone(tensor.detach())
         stamp: Stamp = attributes.setdefault(_KEY, Stamp())
     except (RuntimeError, NotImplementedError):  # the storage is not one that torch allocated plainly
         return None
-    return stamp if _is_marked(tensor) else None
+    return stamp if is_lazy_clone(tensor) else None
 
 
 def unchanged(tensor: Tensor, stamp: Stamp | None) -> bool:
     """Whether nothing has had the chance to write to `tensor` since `watch` returned `stamp`."""
-    if stamp is None or _is_marked is None or not _is_marked(tensor):
+    if stamp is None or is_lazy_clone is None or not is_lazy_clone(tensor):
         return False
     return tensor.untyped_storage().__dict__.get(_KEY) is stamp

@@ -1,21 +1,9 @@
 """The report: what happened to a model, as a page, as a picture."""
 
-from secateur.report.errors import MissingPackageError, ReportError
+from secateur.errors import MissingPackageError
 from secateur.report.html import write_html
 from secateur.report.png import write_png
-from secateur.report.story import Figure, Layer, Shape, Story, Strand, Sweep, Table, scores_of
+from secateur.report.story import Figure, Layer, ReportError, Shape, Story, Strand, Sweep, Table, scores_of
 
-__all__ = [
-    "Story",
-    "Figure",
-    "Layer",
-    "Strand",
-    "Shape",
-    "Sweep",
-    "Table",
-    "scores_of",
-    "write_html",
-    "write_png",
-    "ReportError",
-    "MissingPackageError",
-]
+__all__ = ["Story", "Figure", "Layer", "Strand", "Shape", "Sweep", "Table", "scores_of", "write_html", "write_png"]
+__all__ += ["ReportError", "MissingPackageError"]

@@ -1,10 +1,9 @@
-"""A model's modules, gathered into blocks that a person can take in."""
-
-from __future__ import annotations
+"""A model's modules, grouped into blocks that are few enough to read."""
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 
 from secateur.report.story import Layer
 
@@ -35,24 +34,20 @@ def blocks(modules: Sequence[str], limit: int = 12) -> tuple[Block, ...]:
     made: list[Block] = []
     run: list[str] = []
     for title, members in found.items():
-        if len(members) == 1:
-            if run and (len(run) == limit or _parent(run[0]) != _parent(members[0])):
-                made.append(_joined(run))
-                run = []
+        single = len(members) == 1
+        if run and (not single or len(run) == limit or _parent(run[0]) != _parent(members[0])):
+            made.append(_joined(run))
+            run = []
+        if single:
             run += members
-            continue
-        made += [_joined(run)] if run else []
-        run = []
-        made.append(Block(title, tuple(members)))
+        else:
+            made.append(Block(title, tuple(members)))
     return (*made, *([_joined(run)] if run else []))
 
 
 def _prefixes(module: str) -> Iterator[str]:
     """`a.b.c`: a, a.b, a.b.c."""
-    for i, letter in enumerate(module):
-        if letter == ".":
-            yield module[:i]
-    yield module
+    return accumulate(module.split("."), "{}.{}".format)
 
 
 def _parent(module: str) -> str:
@@ -74,11 +69,8 @@ def profile(layers: Sequence[Layer], most: int = 36) -> tuple[Layer, ...]:
     limit = 1
     while len(found := blocks(list(of_module), limit)) > most:
         limit *= 2
-    return tuple(
-        Layer(
-            block.title,
-            sum(of_module[module].before for module in block.modules),
-            sum(of_module[module].after for module in block.modules),
-        )
-        for block in found
-    )
+    made = []
+    for block in found:
+        held = [of_module[module] for module in block.modules]
+        made.append(Layer(block.title, sum(layer.before for layer in held), sum(layer.after for layer in held)))
+    return tuple(made)

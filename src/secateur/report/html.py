@@ -1,20 +1,26 @@
 """The report as one HTML file that needs nothing else."""
 
-from __future__ import annotations
-
+import functools
 import os
-from importlib.resources import files
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
 
+from jinja2 import Environment, PackageLoader, StrictUndefined
+from markupsafe import Markup, escape
+
+from secateur.errors import MissingPackageError
 from secateur.io.atomic import replacing
 from secateur.io.file import about
-from secateur.report.errors import MissingPackageError
-from secateur.report.markup import Markup, data, joined, tag
-from secateur.report.page import body
-from secateur.report.palette import style
-from secateur.report.payload import payload
-from secateur.report.story import Story
+from secateur.report.blocks import blocks
+from secateur.report.numbers import amount, change, digits
+from secateur.report.palette import PALETTE
+from secateur.report.payload import payload, ties
+from secateur.report.story import Shape, Story, Strand
+from secateur.tracing.graph import Site
 
-_ICON = "data:,"  # a browser asks for an icon by itself unless it is told one
+Ties = Mapping[tuple[str, int], int]  # (tensor, dimension) -> the set of axes that share it
+Dim = tuple[str, int | None, str]  # what is shown, the set of axes, what a screen reader says
+Line = tuple[str, list[Dim]]  # the tensors that are shaped and tied alike, their dimensions
 
 
 def write_html(story: Story, path: str | os.PathLike[str]) -> None:
@@ -40,28 +46,41 @@ def write_html(story: Story, path: str | os.PathLike[str]) -> None:
 def document(story: Story) -> str:
     """The text of the page.
 
-    >>> "https://" in document(Story("tiny", ("before",), ())).split("<body>")[0]
-    False
+    >>> page = document(Story("tiny", ("before",), (), notes=("a <b> c",)))
+    >>> page.count("a &lt;b&gt; c"), "https://" in page.split("<body>")[0]
+    (1, False)
     """
-    head = tag(
-        "head",
-        tag("meta", charset="utf-8"),
-        tag("meta", name="viewport", content="width=device-width, initial-scale=1"),
-        tag("link", rel="icon", href=_ICON),
-        tag("title", f"{story.model} – Secateur"),
-        tag("style", Markup(style()), _asset("page.css")),
-    )
-    scripts = joined(
-        tag("script", data(payload(story)), id="story", type="application/json"),
-        tag("script", _plotly()),
-        tag("script", _asset("charts.js")),
-        tag("script", _asset("page.js")),
-    )
-    return f"<!doctype html>\n{tag('html', head, tag('body', body(story), scripts), lang='en')}\n"
+    return templates().get_template("page.html").render(**values(story), plotly=_plotly())
 
 
-def _asset(name: str) -> Markup:
-    return Markup(files("secateur.report").joinpath("assets", name).read_text(encoding="utf-8"))
+@functools.cache
+def templates() -> Environment:
+    """What renders the page. Text is escaped unless it is `Markup`, and a name that nobody gave is an error.
+
+    >>> templates().from_string("<p>{{ name|dotted }}</p>").render(name="a<b.0")
+    '<p>a&lt;b.<wbr>0</p>'
+    """
+    made = Environment(
+        loader=PackageLoader("secateur.report", "assets"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+    )
+    made.policies["json.dumps_kwargs"] = {"separators": (",", ":"), "allow_nan": False}
+    made.filters.update(amount=amount, change=change, dotted=dotted, size=size)
+    made.globals.update(palette=PALETTE)
+    return made
+
+
+def dotted(name: str) -> Markup:
+    """A name that may break into lines behind its dots.
+
+    >>> str(dotted("layer1.0"))
+    'layer1.<wbr>0'
+    """
+    return escape(name).replace(".", Markup(".<wbr>"))
 
 
 def _plotly() -> Markup:
@@ -71,3 +90,95 @@ def _plotly() -> Markup:
     except ModuleNotFoundError as error:
         raise MissingPackageError("the report needs plotly: pip install 'secateur[report]'") from error
     return Markup(get_plotlyjs())
+
+
+def values(story: Story) -> dict[str, Any]:
+    """All that the template reads.
+
+    >>> values(Story("tiny", ("before",), ()))["summary"]
+    '0 axes with 0 positions can be cut; none was.'
+    """
+    curve = sorted(story.sweep.curve, reverse=True) if story.sweep else ()
+    return {
+        "story": story,
+        "summary": _summary(story),
+        "stages": [(f.name, *(amount(value, f.unit) for value in f.values)) for f in story.figures],
+        "layers": [
+            (layer.module or "(top level)", f"{layer.before:,}", f"{layer.after:,}", _share(layer.after, layer.before))
+            for layer in story.layers
+        ],
+        "curve": [(_share(left), digits(metric, 4)) for left, metric in curve],
+        "map": list(_map(story)),
+        "reasons": _reasons(story),
+        "payload": payload(story),
+    }
+
+
+def size(axis: Strand) -> str:
+    """How many positions an axis has, and how many are left.
+
+    >>> size(Strand("a", 4, (0, 2), ())), size(Strand("a", 2, (0, 1), ()))
+    ('4 → 2', '2, whole')
+    """
+    return f"{axis.size:,} → {len(axis.keep):,}" if axis.removed else f"{axis.size:,}, whole"
+
+
+def _summary(story: Story) -> str:
+    axes, positions = len(story.axes), sum(axis.size for axis in story.axes)
+    if not story.cut:
+        return f"{axes} axes with {positions:,} positions can be cut; none was."
+    cut, removed = sum(axis.removed > 0 for axis in story.axes), sum(axis.removed for axis in story.axes)
+    return f"{cut} of {axes} axes were cut: {removed:,} of {positions:,} positions are gone."
+
+
+def _share(part: float, whole: float = 1) -> str:
+    return f"{100 * part / whole:.1f} %" if whole else "–"
+
+
+def _map(story: Story) -> Iterator[tuple[str, list[tuple[str, list[Line]]]]]:
+    """The model's blocks; in them the modules, each with the tensors that have a dimension in an axis."""
+    of_site = ties(story)[1]
+    tied = {tensor for tensor, _ in of_site}
+    held: dict[str, list[Shape]] = {}
+    for shape in story.shapes:
+        if shape.tensor in tied:
+            held.setdefault(shape.module, []).append(shape)
+    for block in blocks(list(held)):
+        inside = [(_inside(module, block.title), _lines(held[module], of_site)) for module in block.modules]
+        yield block.title or "(top level)", inside
+
+
+def _inside(module: str, block: str) -> str:
+    """What a module is called within its block."""
+    short = module.removeprefix(f"{block}.") if module != block else module.rpartition(".")[2]
+    return short or "(top level)"
+
+
+def _lines(shapes: Iterable[Shape], of_site: Ties) -> list[Line]:
+    """One line for all tensors of a module that are shaped and tied alike."""
+    alike: dict[object, list[Shape]] = {}
+    for shape in shapes:
+        sites = tuple(of_site.get((shape.tensor, d)) for d in range(len(shape.before)))
+        alike.setdefault((shape.before, shape.after, sites), []).append(shape)
+    return [
+        (
+            ", ".join(shape.tensor.rpartition(".")[2] for shape in same),
+            [_dim(same, d, of_site) for d in range(len(same[0].before))],
+        )
+        for same in alike.values()
+    ]
+
+
+def _dim(same: list[Shape], dim: int, of_site: Ties) -> Dim:
+    before, after = same[0].before[dim], same[0].after[dim]
+    sites = ", ".join(str(Site(shape.tensor, dim)) for shape in same)
+    text = f"{before}→{after}" if before != after else str(before)
+    return text, of_site.get((same[0].tensor, dim)), f"{before} before, {after} after: {sites}"
+
+
+def _reasons(story: Story) -> list[tuple[str, list[str]]]:
+    """Why dimensions could not be cut, most frequent first, with where that is."""
+    reasons: dict[str, list[str]] = {}
+    for blocked in story.blocked:
+        reasons.setdefault(blocked.reason, []).append(f"{blocked.tensor}[{blocked.dim}]")
+    return sorted(reasons.items(), key=lambda item: (-len(item[1]), item[0]))

@@ -1,7 +1,5 @@
 """Numbers as people read them."""
 
-from __future__ import annotations
-
 _PREFIXES = ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
 _SMALL = ((1.0, ""), (1e-3, "m"), (1e-6, "µ"), (1e-9, "n"))
 
@@ -56,7 +54,7 @@ def change(before: float | None, after: float | None, unit: str = "") -> str:
 
 
 def signed(value: float, unit: str) -> str:
-    """A number that shows its sign, with a real minus.
+    """A number with its sign; the minus is U+2212, not a hyphen.
 
     >>> signed(-50, "%"), signed(0.25, "points")
     ('−50.0 %', '+0.2 points')

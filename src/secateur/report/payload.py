@@ -1,6 +1,4 @@
-"""What the page's charts are drawn from: the story as small JSON."""
-
-from __future__ import annotations
+"""What the page's charts are drawn from: the story as compact JSON."""
 
 import base64
 from typing import Any
@@ -10,7 +8,7 @@ import numpy as np
 from secateur.report.blocks import profile
 from secateur.report.story import Layer, Story, Strand
 
-_INFINITE = 65535  # the code of a score without limit
+_INFINITE = 65535  # the code of an infinite score
 
 
 def payload(story: Story) -> dict[str, Any]:

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from secateur.errors import MissingPackageError
 from secateur.io.atomic import replacing
 from secateur.io.file import about
 from secateur.report.blocks import profile
-from secateur.report.errors import MissingPackageError
 from secateur.report.numbers import amount, change
 from secateur.report.palette import colours
 from secateur.report.payload import ties_modules
@@ -70,18 +70,16 @@ def _style(tones: Tones) -> Any:
 
 def _draw(story: Story, canvas: Canvas, tones: Tones) -> None:
     canvas.suptitle(f"{story.model}\n{_headline(story)}", x=0.012, ha="left", fontsize=10.5, linespacing=1.7)
-    panels = [(_layers, story.layers), (_scores, _largest(story)), (_ties, story.axes), (_curve, story.sweep)]
-    wanted = [(draw, given) for draw, given in panels if given]
-    if story.sweep is not None and not story.sweep.curve:
-        wanted.pop()
+    curve = story.sweep and story.sweep.curve
+    panels = [(_layers, story.layers), (_scores, _largest(story)), (_ties, story.axes), (_curve, curve)]
+    wanted = {draw.__name__: draw for draw, given in panels if given}
     if not wanted:
         return
     # the layers, which have the most rows, fill the left; the others share the right
-    names = [draw.__name__ for draw, _ in wanted]
-    right = names[1:] or names
-    places = canvas.subplot_mosaic([[names[0], name] for name in right])
-    for draw, _ in wanted:
-        draw(story, places[draw.__name__], tones)
+    left, *right = wanted
+    places = canvas.subplot_mosaic([[left, name] for name in right or [left]])
+    for name, draw in wanted.items():
+        draw(story, places[name], tones)
 
 
 def _headline(story: Story) -> str:
@@ -100,9 +98,8 @@ def _short(name: str, most: int = 30) -> str:
 def _layers(story: Story, axes: Axes, tones: Tones) -> None:
     rows = profile(story.layers, _MOST_LAYERS)
     places = np.arange(len(rows))
-    axes.barh(
-        places, [row.before for row in rows], 0.78, color=tones["before" if story.cut else "kept"], label="before"
-    )
+    tone = tones["before" if story.cut else "kept"]
+    axes.barh(places, [row.before for row in rows], 0.78, color=tone, label="before")
     if story.cut:
         axes.barh(places, [row.after for row in rows], 0.42, color=tones["kept"], label="after")
         axes.legend(loc="lower right", bbox_to_anchor=(1, 1), ncols=2, borderaxespad=0.2)

@@ -6,16 +6,19 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from secateur.axes import Atom, Polynomial, size_after
+from secateur.axes import Atom, Layout, Polynomial, size_after
+from secateur.errors import SecateurError
 from secateur.importance import Importance
-from secateur.plan import Plan
-from secateur.plan.cost import CostModel
-from secateur.plan.problem import Problem
-from secateur.report.errors import ReportError
-from secateur.trace.graph import Axis, Blocked, Graph, Site
-from secateur.trace.tracer import Cost
+from secateur.planning import Plan
+from secateur.planning.problem import CostModel, Problem
+from secateur.tracing.graph import Axis, Blocked, Graph, Site
+from secateur.tracing.variants import Unseen
 
 Scores = Mapping[str, Sequence[float]]  # axis -> a score per position
+
+
+class ReportError(SecateurError):
+    """A story contradicts itself or its model, so no report can be made of it."""
 
 
 @dataclass(frozen=True)
@@ -161,6 +164,7 @@ class Story:
     axes: tuple[Strand, ...] = field(default=(), repr=False)
     shapes: tuple[Shape, ...] = field(default=(), repr=False)
     blocked: tuple[Blocked, ...] = field(default=(), repr=False)
+    unseen: tuple[Unseen, ...] = field(default=(), repr=False)
     sweep: Sweep | None = None
     tables: tuple[Table, ...] = ()
     notes: tuple[str, ...] = ()
@@ -200,7 +204,7 @@ class Story:
         kept = _kept(graph, plan)
         counts = {axis.atom: len(keep) for axis, keep in kept.items()}
         return Story(
-            model=model or type(graph.model).__name__,
+            model=model or graph.source.name,
             stages=stages,
             figures=_figures(graph, counts, len(stages), figures),
             layers=_layers(graph, counts),
@@ -211,6 +215,7 @@ class Story:
                 if graph.kinds[name] != "attribute"
             ),
             blocked=graph.blocked,
+            unseen=graph.unseen,
             sweep=sweep,
             tables=tuple(tables),
             notes=tuple(notes),
@@ -226,12 +231,8 @@ def scores_of(graph: Graph, importance: Importance) -> dict[str, tuple[float, ..
     >>> scores_of(sec.trace(net, torch.zeros(1, 1)), sec.Magnitude())
     {'0 features': (0.0, 1.0, 2.0)}
     """
-    for name, tensor in graph.model.named_parameters():
-        if name not in graph.layouts or tuple(tensor.shape) != tuple(dim.size for dim in graph.layouts[name]):
-            raise ReportError(
-                f"{name} is {tuple(tensor.shape)} now and was not when the model was traced: scores are those of the "
-                "model before the cut, so call scores_of before apply"
-            )
+    if (found := graph.source.difference()) is not None:
+        raise ReportError(f"{found}: scores are those of the model before the cut, so call scores_of before apply")
     problem = Problem(graph, importance, exact=False, protect=(), round_to=1)
     return {axis.name: tuple(problem.scores(axis).tolist()) for axis in graph.axes}
 
@@ -254,27 +255,18 @@ def _kept(graph: Graph, plan: Plan | None) -> dict[Axis, tuple[int, ...]]:
 
 def _figures(graph: Graph, counts: Mapping[Atom, int], stages: int, given: Iterable[Figure]) -> tuple[Figure, ...]:
     cost = CostModel(graph)
-    known = [
-        Figure(name, (polynomial({}), *[polynomial(counts)] * (stages - 1)), unit)
-        for name, polynomial, unit in (
-            ("MACs", cost.macs, ""),
-            ("parameters", cost.params, ""),
-            ("weights", cost.bytes, "B"),
-        )
-    ]
-    return tuple(({figure.name: figure for figure in known} | {figure.name: figure for figure in given}).values())
+    costs = (("MACs", cost.macs, ""), ("parameters", cost.params, ""), ("weights", cost.bytes, "B"))
+    known = (Figure(name, (of({}), *[of(counts)] * (stages - 1)), unit) for name, of, unit in costs)
+    return tuple({figure.name: figure for figure in (*known, *given)}.values())
 
 
 def _layers(graph: Graph, counts: Mapping[Atom, int]) -> tuple[Layer, ...]:
     """MACs by module, in the order in which they first run."""
-    spent: dict[str, list[Cost]] = {}
+    spent: dict[str, list[tuple[int, Sequence[Layout]]]] = {}
     for cost in graph.costs:
-        spent.setdefault(cost.module, []).append(cost)
-    layers = []
-    for module, costs in spent.items():
-        macs = Polynomial([(cost.factor, cost.layouts) for cost in costs])
-        layers.append(Layer(module, macs({}), macs(counts)))
-    return tuple(layers)
+        spent.setdefault(cost.module, []).append((1, cost.layouts))
+    macs = {module: Polynomial(terms) for module, terms in spent.items()}
+    return tuple(Layer(module, of({}), of(counts)) for module, of in macs.items())
 
 
 def _strands(graph: Graph, kept: Mapping[Axis, tuple[int, ...]], scores: Scores) -> tuple[Strand, ...]:
@@ -282,17 +274,10 @@ def _strands(graph: Graph, kept: Mapping[Axis, tuple[int, ...]], scores: Scores)
     if unknown:
         raise ReportError(f"there are scores for {min(unknown)!r}, which is no axis of the graph")
     cost = CostModel(graph)
-    return tuple(
-        Strand(
-            axis.name,
-            axis.size,
-            keep=kept.get(axis, tuple(range(axis.size))),
-            sites=axis.sites,
-            exact=axis.exact,
-            why=axis.why,
-            macs=cost.macs.saved(axis.atom, len(kept.get(axis, range(axis.size)))),
-            params=cost.params.saved(axis.atom, len(kept.get(axis, range(axis.size)))),
-            scores=tuple(float(s) for s in scores[axis.name]) if axis.name in scores else None,
-        )
-        for axis in graph.axes
-    )
+    strands = []
+    for axis in graph.axes:
+        keep = kept.get(axis, tuple(range(axis.size)))
+        saved = (cost.macs.saved(axis.atom, len(keep)), cost.params.saved(axis.atom, len(keep)))
+        given = tuple(map(float, scores[axis.name])) if axis.name in scores else None
+        strands.append(Strand(axis.name, axis.size, keep, axis.sites, axis.exact, axis.why, *saved, given))
+    return tuple(strands)

@@ -1,6 +1,6 @@
 """A folder that a run can be taken up from, whenever it was killed.
 
-    state.json               what was asked for, the rounds so far, the state of the random generators
+    state.json               what was asked for, the rounds so far, the state of the global random generators
     round-003.safetensors    the best model so far, by `secateur.save`; none while that is the uncut one
 
 The state is the point of commitment: a model is written beside the one before, then a new state takes the place of the
@@ -9,33 +9,39 @@ old one in a single step, then the model that no state speaks of goes.
 
 from __future__ import annotations
 
+import base64
 import dataclasses
 import hashlib
 import json
 import math
 import os
+import random
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
-from torch import Tensor, nn
+import torch.distributed as dist
+from torch import nn
 
+from secateur.distributed import meet, ranks
 from secateur.errors import FileError
 from secateur.io import load, save
 from secateur.io.atomic import replacing
 from secateur.io.file import about, class_name
-from secateur.io.state import State
-from secateur.plan.json import parse, shown
-from secateur.schedule.random_state import random_state, set_random_state
+from secateur.io.tensors import State
+from secateur.planning.json import parse, shown
 from secateur.schedule.rounds import Iteration, Round
 
 VERSION = 1
 _STATE = "state.json"
 _ANEW = "give another folder, or remove this one to start anew"
 _MODEL = re.compile(r"round-\d+\.safetensors")
+_NUMPY = "MT19937"  # the only generator that NumPy's global functions have, unless somebody puts in another
+_WORDS = 624  # of its state
 _PART = re.compile(r"\.secateur-[0-9a-f]+\.tmp")  # a file that a killed process was writing
 
 
@@ -53,7 +59,7 @@ class Task:
     @staticmethod
     def of(model: nn.Module, macs: int, target: object, schedule: tuple[float, ...], floor: float | None) -> Task:
         shape = re.sub(r" at 0x[0-9a-f]+", "", repr(target))  # an address says nothing in another process
-        return Task(class_name(model), _digest(model), macs, shape, schedule, floor)
+        return Task(class_name(model), fingerprint(model), macs, shape, schedule, floor)
 
     def check(self, other: Mapping[str, Any]) -> None:
         """Refuse the task of another run."""
@@ -72,19 +78,15 @@ class Task:
                 raise FileError(f"it was begun with {story}; {_ANEW}")
 
 
-def _digest(model: nn.Module) -> str:
+def fingerprint(model: nn.Module) -> str:
     """A fingerprint of the names, shapes, dtypes and values of a model's tensors."""
     state = State.of(model)
     found = hashlib.sha256()
     for name, tensor in sorted({**state.tensors, **state.extra}.items()):
         found.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
-        found.update(_bytes(tensor))
+        plain = tensor.detach().cpu().resolve_conj().resolve_neg().contiguous()
+        found.update(plain.flatten().view(torch.uint8).numpy().data)
     return found.hexdigest()
-
-
-def _bytes(tensor: Tensor) -> Any:
-    plain = tensor.detach().cpu().resolve_conj().resolve_neg().contiguous()
-    return plain.flatten().view(torch.uint8).numpy()
 
 
 class Checkpoint:
@@ -99,7 +101,7 @@ class Checkpoint:
     def resume(self, model: nn.Module) -> Iteration | None:
         """Bring an uncut model to where the run was left, and the random generators with it; None if it never was."""
         with about(self._folder / _STATE) as path:
-            if not path.exists():
+            if meet("iterate: resuming", "yes" if path.exists() else "no")[0] == "no":  # as rank 0 finds it
                 self._check_empty()
                 return None
             data = parse(path.read_bytes())
@@ -109,13 +111,21 @@ class Checkpoint:
             found = Iteration(_rounds(data.get("rounds"), self._task.schedule), self._task.floor)
         if found.best.number:
             load(self._file(found.best), model)
-        self._tidy(found.best)
         with about(path):
-            set_random_state(data.get("random"))
+            set_random_state(_own(data))
+        meet("iterate: resumed")
+        if _writes():
+            self._tidy(found.best)
         return found
 
     def commit(self, found: Iteration, model: nn.Module) -> None:
         """Make the last round the one to go on from."""
+        states = meet("iterate: a round", json.dumps(random_state()))
+        if _writes():
+            self._write(found, model, [json.loads(state) for state in states])
+        meet("iterate: a round is kept")
+
+    def _write(self, found: Iteration, model: nn.Module, states: list[Any]) -> None:
         last = found.rounds[-1]
         if last is found.best and last.number:
             save(model, self._file(last))
@@ -123,7 +133,8 @@ class Checkpoint:
             "secateur_iterate": VERSION,
             "task": dataclasses.asdict(self._task),
             "rounds": [_plain(one) for one in found.rounds],
-            "random": random_state(),
+            "random": states[0],
+            **({"others": states[1:]} if len(states) > 1 else {}),  # of further ranks
         }
         with about(self._folder / _STATE) as path, replacing(path, overwrite=True) as new:
             new.write_text(json.dumps(data, allow_nan=False))
@@ -146,6 +157,19 @@ class Checkpoint:
                     path.unlink(missing_ok=True)
 
 
+def _writes() -> bool:
+    """Whether this process is the one that writes: the only one, or rank 0."""
+    return ranks() == 1 or dist.get_rank() == 0
+
+
+def _own(data: Mapping[str, Any]) -> Any:
+    """The state of the random generators of this process."""
+    others = data.get("others", [])
+    if not isinstance(others, list) or len(others) + 1 != ranks():
+        raise FileError(f"it was begun on another number of ranks than {ranks()}; {_ANEW}")
+    return [data.get("random"), *others][0 if ranks() == 1 else dist.get_rank()]
+
+
 def _plain(one: Round) -> dict[str, Any]:
     """A round as JSON, which has no NaN and no infinity: they are written as text."""
     items = dataclasses.asdict(one).items()
@@ -166,3 +190,45 @@ def _round(number: int, macs: int, params: int, **floats: float | str) -> Round:
     if any(type(whole) is not int for whole in (number, macs, params)):
         raise ValueError("a number, MACs or parameters that are not whole")
     return Round(number=number, macs=macs, params=params, **{name: float(value) for name, value in floats.items()})
+
+
+def random_state() -> dict[str, Any]:
+    """The state of the global random generators (torch's on the CPU, NumPy's, Python's) as JSON data.
+
+    >>> before = random_state()
+    >>> drawn = torch.rand(1), np.random.rand(), random.random()
+    >>> set_random_state(before)
+    >>> drawn == (torch.rand(1), np.random.rand(), random.random())
+    True
+    """
+    of_numpy: Any = np.random.get_state(legacy=False)
+    if of_numpy["bit_generator"] != _NUMPY:
+        raise FileError(f"NumPy's global generator is {of_numpy['bit_generator']}; a checkpoint can hold {_NUMPY} only")
+    inner = {**of_numpy["state"], "key": of_numpy["state"]["key"].tolist()}
+    return {
+        "torch": base64.b64encode(torch.get_rng_state().numpy().tobytes()).decode(),
+        "numpy": {**of_numpy, "state": inner},
+        "python": random.getstate(),
+    }
+
+
+def set_random_state(state: Any) -> None:
+    """Put a state back that `random_state` gave, also after a way through JSON; all generators or none."""
+    before = random_state()
+    try:
+        _set(state)
+    except Exception as error:  # each generator complains in its own way
+        _set(before)
+        raise FileError(f"its state of the random generators cannot be used: {error!r}") from None
+
+
+def _set(state: Any) -> None:
+    of_torch = base64.b64decode(state["torch"], validate=True)
+    torch.set_rng_state(torch.tensor(list(of_torch), dtype=torch.uint8))
+    of_numpy = state["numpy"]
+    key, pos = np.array(of_numpy["state"]["key"], np.uint32), of_numpy["state"]["pos"]
+    if of_numpy["bit_generator"] != _NUMPY or key.shape != (_WORDS,) or pos not in range(_WORDS + 1):
+        raise ValueError(f"no state of NumPy's {_NUMPY}")  # it would take a wrong position and read beyond its end
+    np.random.set_state({**of_numpy, "state": {"key": key, "pos": pos}})
+    version, inner, gauss = state["python"]
+    random.setstate((version, tuple(inner), gauss))

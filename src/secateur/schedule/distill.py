@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import math
 from collections.abc import Callable
 from typing import Any
 
@@ -11,9 +10,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from secateur.schedule.errors import ScheduleError
-from secateur.trace import unwrap
-from secateur.trace.capture import arguments
+from secateur.errors import ScheduleError
+from secateur.schedule.schedules import finite
+from secateur.tracing import unwrap
+from secateur.tracing.examples import arguments
 
 
 class Distill(nn.Module):
@@ -43,9 +43,9 @@ class Distill(nn.Module):
         task: Callable[[Tensor, Any], Tensor] | None = None,
     ) -> None:
         super().__init__()
-        if not _number(temperature) or temperature <= 0:
+        if not finite(temperature) or temperature <= 0:
             raise ScheduleError(f"Distill: the temperature is a number above 0, not {temperature!r}")
-        if not _number(alpha) or not 0 <= alpha <= 1:
+        if not finite(alpha) or not 0 <= alpha <= 1:
             raise ScheduleError(f"Distill: alpha is the teacher's part of the loss, from 0 to 1, not {alpha!r}")
         if task is not None and not callable(task):
             raise ScheduleError(f"Distill: task is a function of logits and labels, not {task!r}")
@@ -96,10 +96,6 @@ class Distill(nn.Module):
         if labels.shape == logits.shape:  # probabilities
             return F.cross_entropy(by_position, labels.movedim(self.dim, -1).flatten(0, -2))
         return F.cross_entropy(by_position, labels.flatten())
-
-
-def _number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
 
 
 def _logits(outputs: Any) -> Tensor:

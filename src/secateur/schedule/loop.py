@@ -1,26 +1,30 @@
-"""The loop: cut a little, recover, go on; then step back to the best."""
+"""The loop: cut a little, recover, go on; then step back to the best.
 
-from __future__ import annotations
+Each round is complete or as if it had not begun, and may be the first, or the next after a checkpoint.
+"""
 
 import inspect
-import math
 import os
-from collections.abc import Callable, Mapping, Sequence
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 from torch import nn
 
-from secateur.apply import apply, plan_of
+from secateur.distributed import meet, together
+from secateur.errors import ScheduleError
 from secateur.importance import Importance
-from secateur.plan import plan
-from secateur.plan.targets import Target
+from secateur.pipeline.apply import apply, plan_of
+from secateur.planning import plan
+from secateur.planning.targets import Target
 from secateur.schedule.checkpoint import Checkpoint, Task
-from secateur.schedule.course import course
-from secateur.schedule.errors import ScheduleError
-from secateur.schedule.rounds import Iteration
-from secateur.schedule.run import Functions, Run
-from secateur.schedule.schedules import Schedule, cubic, levels
-from secateur.trace import trace, unwrap
+from secateur.schedule.rounds import Iteration, Round
+from secateur.schedule.schedules import Course, Schedule, course, cubic, finite, levels
+from secateur.state.transaction import Transaction
+from secateur.tracing import trace, unwrap
+from secateur.tracing.graph import Graph
 
 
 def cut(
@@ -32,6 +36,7 @@ def cut(
     exact: bool = False,
     protect: Sequence[str] = (),
     round_to: int = 1,
+    loadable: bool = False,
 ) -> None:
     """Trace, plan and apply in one: how `iterate` cuts where it is not told otherwise.
 
@@ -44,7 +49,10 @@ def cut(
     The keywords are those of `secateur.plan`.
     """
     graph = trace(model, example)
-    apply(model, plan(graph, target, importance=importance, exact=exact, protect=protect, round_to=round_to))
+    made = plan(
+        graph, target, importance=importance, exact=exact, protect=protect, round_to=round_to, loadable=loadable
+    )
+    apply(model, made)
 
 
 _by_plan = cut  # `iterate` has a parameter of that name
@@ -84,44 +92,29 @@ def iterate(
     With `checkpoint`, a folder, each complete round is kept there; the same call in a new process, after whatever
     killed the first, goes on from it and ends with the same model, bit for bit, as far as `fit` draws from the global
     generators or seeds its own. What goes wrong, an interrupt too, leaves the model as of its last complete round.
+
+    In a process group every rank calls this with the bare model, which `fit` wraps anew each time
+    (`DistributedDataParallel(model)`). The metric is that of rank 0, which also writes the checkpoint; all resume.
     """
-    functions = _checked(fit, evaluate, cut, options)
+    functions = _Functions(fit, evaluate, cut, options)
     _check_floor(floor)
     parts = levels(cubic(5) if schedule is None else schedule)
     inner = unwrap(model)
     graph = trace(inner, example)
     way = course(target, graph, parts)
-    _check_call(functions, model, example, target)
+    functions.check_cut(model, example, target)
     if cut is _by_plan:
         plan(graph, target, **{**options, "importance": None})  # what cannot be reached is better known now
     kept = None
     if checkpoint is not None:
         _check_uncut(inner)
         kept = Checkpoint(checkpoint, Task.of(inner, graph.macs(), target, parts, floor))
-    return Run(model, example, graph, way, parts, functions, floor, kept).finish()
-
-
-def _checked(fit: Any, evaluate: Any, cut: Any, options: Mapping[str, Any]) -> Functions:
-    for name, function in (("fit", fit), ("evaluate", evaluate), ("cut", cut)):
-        if not callable(function):
-            raise ScheduleError(f"{name} is a function of the model, not {function!r}")
-    return Functions(fit, evaluate, cut, options)
-
-
-def _check_call(functions: Functions, *arguments: Any) -> None:
-    try:
-        inspect.signature(functions.cut).bind(*arguments, **functions.options)
-    except TypeError as error:
-        name = getattr(functions.cut, "__name__", "cut")
-        raise ScheduleError(f"what iterate does not know goes to {name}: {error}") from None
-    except ValueError:  # it does not tell its parameters
-        return
+    with together("iterate"):
+        return _Run(model, example, graph, way, parts, functions, floor, kept).finish()
 
 
 def _check_floor(floor: Any) -> None:
-    if floor is not None and (
-        isinstance(floor, bool) or not isinstance(floor, int | float) or not math.isfinite(floor)
-    ):
+    if floor is not None and not finite(floor):
         raise ScheduleError(f"floor is the lowest metric that will do, a number, not {floor!r}")
 
 
@@ -131,3 +124,170 @@ def _check_uncut(model: nn.Module) -> None:
             "the model has been cut already, and a checkpoint is loaded into a model of full size: build it anew, or "
             "go on without checkpoint="
         )
+
+
+@dataclass(frozen=True)
+class _Functions:
+    """The user's own."""
+
+    fit: Callable[..., object]
+    evaluate: Callable[[Any], Any]
+    cut: Callable[..., object]
+    options: Mapping[str, Any]  # for `cut`
+
+    def __post_init__(self) -> None:
+        for name in ("fit", "evaluate", "cut"):
+            if not callable(function := getattr(self, name)):
+                raise ScheduleError(f"{name} is a function of the model, not {function!r}")
+
+    def check_cut(self, *arguments: Any) -> None:
+        """Refuse options that `cut` does not take."""
+        try:
+            inspect.signature(self.cut).bind(*arguments, **self.options)
+        except TypeError as error:
+            name = getattr(self.cut, "__name__", "cut")
+            raise ScheduleError(f"what iterate does not know goes to {name}: {error}") from None
+        except ValueError:  # it does not tell its parameters
+            return
+
+    def recover(self, model: nn.Module, step: int) -> None:
+        """Call `fit`, with the step if it cannot be called without."""
+        try:
+            parameter = inspect.signature(self.fit).parameters.get("step")
+        except (TypeError, ValueError):  # it does not tell its parameters
+            parameter = None
+        wanted = parameter is not None and parameter.default is parameter.empty
+        self.fit(model, **({"step": step} if wanted else {}))
+
+    def metric(self, model: nn.Module) -> float:
+        """What `evaluate` says, as a number."""
+        value = self.evaluate(model)
+        try:
+            if hasattr(value, "__float__"):
+                return float(meet("iterate: the metric", repr(float(value)))[0])  # that of rank 0, for all
+        except (TypeError, ValueError, RuntimeError):  # an array or a tensor of several numbers
+            pass
+        raise ScheduleError(f"evaluate returned a {type(value).__name__}; it returns one number, the higher the better")
+
+
+@dataclass(eq=False)
+class _Run:
+    """What the rounds share."""
+
+    model: nn.Module  # as it was given: what the user's functions get
+    example: Any
+    graph: Graph  # of the best model so far
+    way: Course
+    parts: Sequence[float]
+    functions: _Functions
+    floor: float | None
+    checkpoint: Checkpoint | None
+
+    def __post_init__(self) -> None:
+        self._inner = unwrap(self.model)
+        self._found = Iteration((), self.floor)
+        self._restore_modes = _modes(self._inner)
+        self._best = _moment(self._inner)
+
+    def finish(self) -> Iteration:
+        """Every round that is left; the model ends as the best."""
+        if not self._resume():
+            self._begin()
+        while not self._found.stopped:
+            self._round(len(self._found.rounds))
+        return self._found
+
+    def _resume(self) -> bool:
+        if self.checkpoint is None:
+            return False
+        with self._whole():
+            found = self.checkpoint.resume(self._inner)
+            if found is None:
+                return False
+            if found.best.number:
+                self._settle()
+                self.graph = trace(self._inner, self.example)
+                self._best = _moment(self._inner)
+        self._found = found
+        return True
+
+    def _begin(self) -> None:
+        """Round 0: the uncut model."""
+        with self._whole():
+            start = time.perf_counter()
+            metric = self.functions.metric(self.model)
+            self._best.roll_back()  # measuring changes nothing, so that a resumed run starts from the same
+            found = self._with(0, 0.0, self.graph, metric, metric, start)
+            if not found.met(found.rounds[0]):
+                story = f"the uncut model is at {metric:g}, below the floor {found.floor:g}"
+                raise ScheduleError(f"{story}; train it first, or lower the floor")
+            self._commit(found)
+        self._found = found
+
+    def _round(self, number: int) -> None:
+        part = self.parts[number - 1]
+        with self._whole():
+            start = time.perf_counter()
+            aim = self.way(part, self.graph)
+            self.functions.cut(self.model, self.example, aim, **self.functions.options)
+            before = self.functions.metric(self.model)
+            self.functions.recover(self.model, number)
+            after = self.functions.metric(self.model)
+            self._settle()
+            graph = trace(self._inner, self.example)
+            found = self._with(number, part, graph, before, after, start)
+            better = _moment(self._inner) if found.best is found.rounds[-1] else None
+            self._commit(found)
+            if better is None:
+                self._best.roll_back()
+        self._found = found
+        if better is not None:
+            self._best, self.graph = better, graph
+
+    def _settle(self) -> None:
+        """Leave nothing of a round that a checkpoint does not hold: modes that `fit` set, gradients."""
+        self._restore_modes()
+        for parameter in self._inner.parameters():
+            parameter.grad = None
+
+    def _with(self, number: int, part: float, graph: Graph, before: float, after: float, start: float) -> Iteration:
+        """The rounds so far, and this one."""
+        params = sum(parameter.numel() for parameter in self._inner.parameters())
+        one = Round(number, part, graph.macs(), params, before, after, time.perf_counter() - start)
+        return Iteration((*self._found.rounds, one), self.floor)
+
+    def _commit(self, found: Iteration) -> None:
+        if self.checkpoint is not None:
+            self.checkpoint.commit(found, self._inner)
+
+    @contextmanager
+    def _whole(self) -> Iterator[None]:
+        """All or nothing: an interrupt, too, leaves the model at the last complete round."""
+        try:
+            yield
+        except BaseException as error:
+            self._best.roll_back()
+            number = len(self._found.rounds) - 1
+            error.add_note(f"The model is as of round {number}." if number > 0 else "The model is as it was.")
+            raise
+
+
+def _moment(model: nn.Module) -> Transaction:
+    """A model as it is now, values included, to go back to."""
+    moment = Transaction(model)
+    moment.keep_all()
+    return moment
+
+
+def _modes(model: nn.Module) -> Callable[[], None]:
+    """A function that puts back the mode of each module, and which parameters learn, by names: these outlive a cut."""
+    training = {name: module.training for name, module in model.named_modules()}
+    learning = {name: parameter.requires_grad for name, parameter in model.named_parameters()}
+
+    def restore() -> None:
+        for name, module in model.named_modules():
+            module.training = training.get(name, module.training)
+        for name, parameter in model.named_parameters():
+            parameter.requires_grad_(learning.get(name, parameter.requires_grad))
+
+    return restore

@@ -1,7 +1,5 @@
 """What happened, round by round. Values that print as a table."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 
 

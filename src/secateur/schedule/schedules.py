@@ -1,12 +1,20 @@
-"""Schedules: plain functions from a step (1, 2, …) to how much of the whole cut is done by then, from 0 to 1."""
+"""Schedules: plain functions from a step (1, 2, …) to how much of the whole cut is done by then, from 0 to 1.
 
-from __future__ import annotations
+With a target they make a course: what to aim at in each round, so that fractions stay those of the uncut model.
+"""
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 
-from secateur.schedule.errors import ScheduleError
+from secateur.errors import ScheduleError
+from secateur.importance import Magnitude
+from secateur.planning.problem import Chosen, Problem
+from secateur.planning.targets import Budget, Budgets, Ratio, Target
+from secateur.tracing.graph import Axis, Graph
 
 Schedule = Callable[[int], float]
+Course = Callable[[float, Graph], Target]  # the part of the whole cut to have done, and the model as it is now
 
 _MOST_STEPS = 1000
 _CLOSE = 1e-9  # to one: what rounding may leave of a sum
@@ -48,6 +56,11 @@ def _check_steps(name: str, steps: object) -> None:
         raise ScheduleError(f"{name} takes a number of steps from 1 to {_MOST_STEPS}, not {steps!r}")
 
 
+def finite(value: object) -> bool:
+    """Whether a value is a number."""
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+
+
 def levels(schedule: Schedule) -> tuple[float, ...]:
     """What a schedule says step by step, up to and including the first that is one.
 
@@ -79,3 +92,73 @@ def _level(value: object, step: int, before: float) -> float:
             "only rise"
         )
     return 1.0 if value >= 1 - _CLOSE else float(value)
+
+
+def course(target: Target | Mapping[str, float], uncut: Graph, parts: Sequence[float]) -> Course:
+    """What to aim at on the way from the uncut model to a target.
+
+    >>> import secateur as sec, torch
+    >>> net = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.ReLU(), torch.nn.Linear(8, 4))
+    >>> graph = sec.trace(net, torch.zeros(1, 4))
+    >>> way = course(sec.Macs(0.5), graph, [0.5, 1.0])
+    >>> way(0.5, graph)
+    Macs(0.75)
+    >>> way(1.0, sec.trace(sec.apply(net, sec.plan(graph, sec.Macs(0.75))), torch.zeros(1, 4)))
+    Macs(0.6666666666666666)
+    """
+    if isinstance(target, Mapping):
+        target = Ratio(target)
+    if isinstance(target, Ratio):
+        return _by_counts(target, uncut)
+    if isinstance(target, Budget):
+        return _by_cost(target, uncut)
+    if isinstance(target, Budgets):
+        ways = [_by_cost(part, uncut) for part in target.parts]
+        return lambda part, now: Budgets.of(*(way(part, now) for way in ways))
+    if not hasattr(target, "choose"):
+        raise ScheduleError(f"a target is Ratio(r), Macs(f), Params(f) or the like, not {target!r}")
+    if tuple(parts) != (1.0,):
+        raise ScheduleError(f"{target!r} cannot be approached in {len(parts)} steps; use schedule.one_shot() with it")
+    whole = target
+    return lambda part, now: whole
+
+
+def _by_cost(target: Budget, uncut: Graph) -> Course:
+    def cost(graph: Graph) -> float:
+        return target.cost(Problem(graph, Magnitude(), exact=False, protect=(), round_to=1))({})
+
+    whole = cost(uncut)
+
+    def aim(part: float, now: Graph) -> Target:
+        share = target.share(whole)
+        wanted = whole * (share + (1 - part) * (1 - share))
+        return target.at(wanted / cost(now))
+
+    return aim
+
+
+def _by_counts(target: Ratio, uncut: Graph) -> Course:
+    removed = {axis.name: (axis.size, ratio) for axis, ratio in target.by_axis(uncut).items()}
+
+    def aim(part: float, now: Graph) -> Target:
+        return _Leave({name: size - int(size * ratio * part + 1e-9) for name, (size, ratio) in removed.items()}, target)
+
+    return aim
+
+
+@dataclass(frozen=True)
+class _Leave:
+    """Leave so many positions of each axis, by its name, if a ratio cuts it, and all of an axis that is not named."""
+
+    counts: Mapping[str, int]
+    target: Ratio
+
+    def choose(self, problem: Problem) -> Chosen:
+        def ratio(axis: Axis) -> float:
+            return max(0, axis.size - self.counts.get(axis.name, axis.size)) / axis.size
+
+        cut, instead = self.target.shares(problem)
+        counts = problem.counts(
+            lambda axis: ratio(axis) if axis in cut else 0, lambda axis: ratio(axis) if axis in instead else 0
+        )
+        return problem.best(counts)

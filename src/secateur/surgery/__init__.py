@@ -1,5 +1,5 @@
-"""Cutting: new tensors in place of old ones, attributes, optimizer state. All or nothing."""
+"""Cutting: new tensors in place of old ones, attributes, optimizer state."""
 
-from secateur.surgery.cut import Cut, check_fit, named_tensors
+from secateur.surgery.cut import carry_out, check_fit
 
-__all__ = ["Cut", "check_fit", "named_tensors"]
+__all__ = ["carry_out", "check_fit"]

@@ -1,18 +1,17 @@
 """Biases that a model's class does not give its layers: added where something constant has to go."""
 
-from __future__ import annotations
-
 from collections.abc import Collection
 from dataclasses import replace
 
 from torch import nn
 
+from secateur.compat import Convolution, TransposedConvolution
 from secateur.errors import ApplyError
-from secateur.plan.plan import Plan
-from secateur.trace import unwrap
+from secateur.planning.plans import Plan
+from secateur.tracing import unwrap
 
 _ADDED = "_secateur_added_bias"
-_Layer = nn.Linear | nn.modules.conv._ConvNd
+_Layer = nn.Linear | Convolution
 
 
 def ensure_bias(model: nn.Module, name: str) -> nn.Parameter:
@@ -27,7 +26,7 @@ def ensure_bias(model: nn.Module, name: str) -> nn.Parameter:
 
     The layer remembers that it was added, so that `save` and `load` do.
     """
-    layer = _layer(unwrap(model), name)
+    layer = _layer(unwrap(model, sharded=True), name)
     if "bias" not in layer._parameters:
         raise ApplyError(f"the bias of {name} is computed, not held; remove its parametrization first")
     bias = layer._parameters["bias"]
@@ -41,7 +40,7 @@ def ensure_bias(model: nn.Module, name: str) -> nn.Parameter:
 
 def added_biases(model: nn.Module) -> tuple[str, ...]:
     """The names of the layers that `ensure_bias` gave a bias."""
-    modules = unwrap(model).named_modules()
+    modules = unwrap(model, sharded=True).named_modules()
     return tuple(
         name for name, m in modules if m.__dict__.get(_ADDED) is True and m._parameters.get("bias") is not None
     )
@@ -74,7 +73,7 @@ def with_added(plan: Plan, model: nn.Module) -> Plan:
         weight, bias = (f"{name}.{key}".lstrip(".") for key in ("weight", "bias"))
         kept.pop(bias, None)
         shapes.pop(bias, None)
-        layer = _layer(unwrap(model), name)
+        layer = _layer(unwrap(model, sharded=True), name)
         dim, groups = _output_dim(layer)
         rows = kept.get(weight, {}).get(dim)
         if rows is None:
@@ -98,7 +97,7 @@ def _layer(model: nn.Module, name: str) -> _Layer:
 
 def _output_dim(layer: _Layer) -> tuple[int, int]:
     """The dimension of the weight that is the layer's outputs, and how often it counts."""
-    if isinstance(layer, nn.modules.conv._ConvTransposeNd):
+    if isinstance(layer, TransposedConvolution):
         return 1, layer.groups
     return 0, 1
 

@@ -1,13 +1,10 @@
-"""Carry out a plan: new tensors in the place of the old ones, attributes that say so. All or nothing."""
-
-from __future__ import annotations
+"""Carry out a plan: other contents for the same tensors, attributes that say so. All or nothing."""
 
 import enum
 import math
 import operator
 import reprlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import partial
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import islice
 from typing import Any
 
@@ -15,101 +12,80 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from secateur.compat import is_lazy
 from secateur.errors import ApplyError, PlanError
 from secateur.nn.attention import MultiheadAttention
-from secateur.plan.plan import Plan
-from secateur.surgery.optimizer import OptimizerCut
-from secateur.surgery.readable import refresh
-from secateur.trace.held import Snapshot, Walk, holder, read, write
-from secateur.trace.held import _items as items
-from secateur.trace.sizes import Place
+from secateur.planning.plans import Plan
+from secateur.state.contents import put_contents
+from secateur.state.held import Place, holder, items, named_tensors, read, write
+from secateur.state.own import own_what_is_written
+from secateur.surgery.optimizer import following
+from secateur.surgery.refresh import refresh
 
+Left = tuple[Tensor, Tensor, Tensor | None]  # a tensor that is cut, what is left of it, what is left of its gradient
 _CHUNK = 2**16  # elements that are held at a time beside what is made of them
 
 
-def named_tensors(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    """Every parameter and buffer under each of its names, tied ones too."""
-    for name, module in model.named_modules():
-        for registered in (module._parameters, module._buffers):
-            for key, tensor in registered.items():
-                if tensor is not None:
-                    yield f"{name}.{key}".lstrip("."), tensor
+def carry_out(model: nn.Module, plan: Plan, optimizer: torch.optim.Optimizer | None = None) -> None:
+    """Cut a model in place. Nothing changes before all that stays exists and fits; a transaction undoes the rest.
 
-
-class Cut:
-    """A cut in a model, carried out on construction, that can be undone.
-
-    Nothing of the model is changed before every new tensor exists and fits.
+    Parameters and buffers stay the objects that they are, so all who hold them (an optimizer, a variable of the
+    user's) hold what is left of them.
     """
+    check_fit(model, plan)
+    have = dict(named_tensors(model))
+    left = new_contents(have, plan.kept)
+    kept = {id(have[name]): dims for name, dims in plan.kept.items()}
+    follow = None if optimizer is None else following(optimizer, kept)
+    _swap(model, plan, left)
+    if follow is not None:
+        follow()
 
-    def __init__(self, model: nn.Module, plan: Plan, optimizer: torch.optim.Optimizer | None = None) -> None:
-        self.model = model
-        self._classes: list[tuple[nn.Module, type]] = []
-        check_fit(model, plan)
-        self._new = new_tensors(dict(named_tensors(model)), plan.kept)
-        self._old = [tensor for _, tensor in named_tensors(model)]  # keeps ids theirs
-        self._optimizer = OptimizerCut(optimizer, self._index_of(plan), self._new) if optimizer is not None else None
-        self._snapshot = Snapshot(model)
-        try:
-            self._swap(plan)
-            if self._optimizer is not None:
-                self._optimizer.carry_out()
-        except BaseException:
-            self.undo()
-            raise
 
-    def undo(self) -> None:
-        """The model and the optimizer as they were, bit for bit."""
-        self._snapshot.restore()
-        for module, original in reversed(self._classes):
-            module.__class__ = original
-        if self._optimizer is not None:
-            self._optimizer.undo()
+def _swap(model: nn.Module, plan: Plan, left: Iterable[Left]) -> None:
+    attentions = {m: 1 / math.sqrt(m.head_dim) for m in model.modules() if type(m) is nn.MultiheadAttention}
+    for tensor, data, grad in left:
+        put_contents(tensor, data, grad)
+    own_what_is_written(
+        model, [*(place for place, _ in plan.kept_in_attributes), *(at for at, _, _ in plan.attributes)]
+    )
+    for place, index in plan.kept_in_attributes:
+        write(model, place, select(read(model, place), index))
+    for place, _, value in plan.attributes:
+        write(model, place, value)
+    for module, scale in attentions.items():
+        _loosen(module, scale)
+    for encoder in (m for m in model.modules() if isinstance(m, nn.TransformerEncoder)):
+        if any(isinstance(m, MultiheadAttention) for m in encoder.modules()):
+            encoder.__dict__["use_nested_tensor"] = False  # only torch's fused kernels can read these
+    refresh(model)
 
-    def _index_of(self, plan: Plan) -> dict[int, Mapping[int, Sequence[int]]]:
-        return {id(tensor): plan.kept[name] for name, tensor in named_tensors(self.model) if name in plan.kept}
 
-    def _swap(self, plan: Plan) -> None:
-        attentions = {m: 1 / math.sqrt(m.head_dim) for m in self.model.modules() if type(m) is nn.MultiheadAttention}
-        for module in self.model.modules():
-            for registered in (module._parameters, module._buffers):
-                for key, tensor in registered.items():
-                    if tensor is not None:
-                        registered[key] = self._new.get(id(tensor), tensor)  # type: ignore[assignment]
-        Walk(self.model).replace(lambda value, _: self._new.get(id(value), value))
-        for place, index in plan.held:
-            write(self.model, place, select(read(self.model, place), index))
-        for place, _, value in plan.attributes:
-            write(self.model, place, value)
-        for module, scale in attentions.items():
-            self._loosen(module, scale)
-        for encoder in (m for m in self.model.modules() if isinstance(m, nn.TransformerEncoder)):
-            if any(isinstance(m, MultiheadAttention) for m in encoder.modules()):
-                encoder.__dict__["use_nested_tensor"] = False  # only torch's fused kernels can read these
-        refresh(self.model)
-
-    def _loosen(self, attention: nn.MultiheadAttention, scale: float) -> None:
-        """Where torch's attention can no longer express the widths, ours takes its place."""
-        width, inner = attention.out_proj.weight.shape
-        packed = attention.in_proj_weight
-        rows, taken = attention.q_proj_weight.shape if packed is None else (packed.shape[0] // 3, packed.shape[1])
-        expressible = width == inner == rows == taken and width % attention.num_heads == 0
-        if expressible and math.isclose(scale, 1 / math.sqrt(width // attention.num_heads)):
-            return
-        self._classes.append((attention, type(attention)))
-        attention.__class__ = MultiheadAttention
-        attention.__dict__["scale"] = scale
-        attention.__dict__["_qkv_same_embed_dim"] = False  # keeps torch's fused kernels away
+def _loosen(attention: nn.MultiheadAttention, scale: float) -> None:
+    """Where torch's attention can no longer express the widths, ours takes its place."""
+    width, inner = attention.out_proj.weight.shape
+    packed = attention.in_proj_weight
+    rows, taken = attention.q_proj_weight.shape if packed is None else (packed.shape[0] // 3, packed.shape[1])
+    expressible = width == inner == rows == taken and width % attention.num_heads == 0
+    if expressible and math.isclose(scale, 1 / math.sqrt(width // attention.num_heads)):
+        return
+    attention.__class__ = MultiheadAttention
+    attention.__dict__["scale"] = scale
+    attention.__dict__["_qkv_same_embed_dim"] = False  # keeps torch's fused kernels away
 
 
 def check_fit(model: nn.Module, plan: Plan) -> None:
     """Refuse a plan that was made for another model."""
+    if isinstance(model, torch.jit.ScriptModule):
+        raise ApplyError(f"{type(model).__name__} is TorchScript, which cannot be cut; cut the original")
     have = dict(named_tensors(model))
     for name, shape in plan.shapes.items():
         if name not in have:
             raise PlanError(
                 f"the plan cuts {name}, which {type(model).__name__} does not have; is it for another model?"
             )
+        if is_lazy(have[name]):
+            raise PlanError(f"the plan cuts {name}, which has no shape yet; run the model once, then trace and plan it")
         if tuple(have[name].shape) != tuple(shape):
             raise PlanError(
                 f"the plan cuts {name} of shape {tuple(shape)}, here it is {tuple(have[name].shape)}; "
@@ -119,18 +95,18 @@ def check_fit(model: nn.Module, plan: Plan) -> None:
             _check_index(name, dim, index, shape)
     modules = dict(model.named_modules())
     for place, was, _ in plan.attributes:
-        now = _reached(modules, place)
-        if isinstance(now, bool | enum.Enum) or not isinstance(now, int) or now != was:
+        now = reached(modules, place)
+        if isinstance(now, bool | enum.Enum) or not isinstance(now, int | float) or now != was:
             raise PlanError(f"the plan expects {place} to be {was}, here it is {reprlib.repr(now)}")
-    for place, dims in plan.held:
-        now = _reached(modules, place)
+    for place, dims in plan.kept_in_attributes:
+        now = reached(modules, place)
         if not isinstance(now, Tensor):
             raise PlanError(f"the plan cuts {place}, which is a {type(now).__name__} here, not a tensor")
         for dim, index in dims.items():
             _check_index(str(place), dim, index, now.shape)
 
 
-def _reached(modules: Mapping[str, nn.Module], place: Place) -> Any:
+def reached(modules: Mapping[str, nn.Module], place: Place) -> Any:
     """What a place holds, if tracing looks there: never at a method, a hook, a registry or a class."""
     obj: Any = modules.get(place.owner)
     for at, step in enumerate(place.path):
@@ -164,13 +140,17 @@ def room(tensor: Tensor, kept: Mapping[int, Sequence[int]]) -> Tensor:
     shape = [len(kept[dim]) if dim in kept else size for dim, size in enumerate(tensor.shape)]
     layouts = (torch.channels_last, torch.channels_last_3d)
     layout = next((f for f in layouts if _only(tensor, f)), torch.contiguous_format)
-    return torch.empty(shape, dtype=tensor.dtype, device=tensor.device, memory_format=layout)
+    with torch.inference_mode(tensor.is_inference()):
+        return torch.empty(shape, dtype=tensor.dtype, device=tensor.device, memory_format=layout)
 
 
-@torch.no_grad()
 def fill(new: Tensor, tensor: Tensor, kept: Mapping[int, Sequence[int]]) -> Tensor:
     """Put the kept slices of a tensor into the room made for them, a few at a time."""
-    old = tensor.detach()
+    with torch.no_grad(), torch.inference_mode(new.is_inference()):
+        return new if new.is_meta else _fill(new, tensor.detach(), kept)
+
+
+def _fill(new: Tensor, old: Tensor, kept: Mapping[int, Sequence[int]]) -> Tensor:
     index = {dim: torch.from_numpy(np.array(i, np.int64)).to(old.device) for dim, i in kept.items()}
     if not index:
         return new.copy_(old)
@@ -192,8 +172,8 @@ def _only(tensor: Tensor, layout: torch.memory_format) -> bool:
     return tensor.dim() == dims and tensor.is_contiguous(memory_format=layout) and not tensor.is_contiguous()
 
 
-def new_tensors(have: Mapping[str, Tensor], kept: Mapping[str, Mapping[int, Sequence[int]]]) -> dict[int, Tensor]:
-    """The cut tensor for each old one, by its id; tied names must agree."""
+def new_contents(have: Mapping[str, Tensor], kept: Mapping[str, Mapping[int, Sequence[int]]]) -> list[Left]:
+    """What is left of each tensor that is cut, and of its gradient; tied names must agree."""
     firsts: dict[int, str] = {}
     for name, dims in kept.items():
         first = firsts.setdefault(id(have[name]), name)
@@ -203,23 +183,11 @@ def new_tensors(have: Mapping[str, Tensor], kept: Mapping[str, Mapping[int, Sequ
     made = {name: room(have[name], kept[name]) for name in firsts.values()}
     for name, data in made.items():
         fill(data, have[name], kept[name])
-    return {id(have[n]): _like(have[n], data, partial(select, kept=kept[n])) for n, data in made.items()}
+    return [(have[name], data, _left_of_gradient(have[name], kept[name])) for name, data in made.items()]
 
 
-def _like(old: Tensor, data: Tensor, follow: Callable[[Tensor], Tensor]) -> Tensor:
-    """A tensor with everything that the old one had besides its data: flags, gradient, hooks, attributes."""
-    if not isinstance(old, nn.Parameter):
-        return data.requires_grad_(old.requires_grad) if old.requires_grad else data
-    new = nn.Parameter(data, requires_grad=old.requires_grad)
-    if old.grad is not None:
-        new.grad = follow(old.grad)
-    for key, value in vars(old).items():
-        new.__dict__[key] = value
-    for hook in (old._backward_hooks or {}).values():
-        new.register_hook(hook)
-    for hook in (getattr(old, "_post_accumulate_grad_hooks", None) or {}).values():
-        new.register_post_accumulate_grad_hook(hook)
-    return new
+def _left_of_gradient(tensor: Tensor, kept: Mapping[int, Sequence[int]]) -> Tensor | None:
+    return select(tensor.grad, kept) if tensor.is_leaf and tensor.grad is not None else None
 
 
-__all__: list[Any] = ["Cut", "check_fit", "named_tensors", "new_tensors", "select"]
+__all__ = ["carry_out", "check_fit", "new_contents", "reached", "select"]

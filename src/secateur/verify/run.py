@@ -1,21 +1,19 @@
 """Run a model on stand-ins for its tensors, in high precision, leaving it as it is."""
 
-from __future__ import annotations
-
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._python_dispatch import TorchDispatchMode
 
-from secateur.errors import VerifyError
-from secateur.surgery import named_tensors
-from secateur.trace.capture import arguments, tensors_in, untouched
-from secateur.trace.held import Walk
-
-_GROUPED_BYTES = 16
+from secateur.compat import OpOverload, TorchDispatchMode, draws, shared, storage_id, tree_map
+from secateur.ops.record import part
+from secateur.state.held import Place
+from secateur.state.patches import SLOW_ATTENTION, patched, same_chances
+from secateur.state.twin import run_apart
+from secateur.tracing.environment import uncached
+from secateur.tracing.examples import arguments, handed_out, mapped, tensors_in
 
 
 def raised(tensor: Tensor, dtype: torch.dtype) -> Tensor:
@@ -25,41 +23,7 @@ def raised(tensor: Tensor, dtype: torch.dtype) -> Tensor:
     return tensor.detach().to(dtype if tensor.is_floating_point() else tensor.dtype, copy=True)
 
 
-class HighPrecision(TorchDispatchMode):
-    """Keeps doubles double where a model's own code casts them down for speed; `itemsize` is of its own numbers."""
-
-    def __init__(self, itemsize: int = 4) -> None:
-        super().__init__()
-        self._itemsize = itemsize
-
-    def __torch_dispatch__(self, func: Any, _types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
-        if func is torch.ops.aten._to_copy.default and args[0].dtype == torch.float64:
-            asked = kwargs.get("dtype")
-            if asked is not None and asked.is_floating_point:
-                kwargs = {**kwargs, "dtype": torch.float64}
-        if func is torch.ops.aten._grouped_mm.default and args[0].dtype == torch.float64:
-            _check_strides(args[0], args[1], self._itemsize)
-            return _grouped_mm(*args, **kwargs)
-        return func(*args, **kwargs)
-
-
-def _check_strides(a: Tensor, b: Tensor, itemsize: int) -> None:
-    """Torch's kernel takes rows of whole multiples of 16 bytes only."""
-    multiple = _GROUPED_BYTES // itemsize
-    for width in (a.shape[-1], b.shape[-1]):
-        if width % multiple:
-            raise VerifyError(
-                "torch's grouped matrix product, which experts run on, takes widths that are multiples of "
-                f"{multiple}, and one would be {width}; plan with round_to={multiple}"
-            )
-
-
-def _grouped_mm(a: Tensor, b: Tensor, offs: Tensor, *_: Any, **__: Any) -> Tensor:
-    """The rows of each group times its matrix; torch's kernel knows no doubles."""
-    ends = offs.tolist()
-    rows = [a[start:end] @ b[i] for i, (start, end) in enumerate(zip([0, *ends], ends, strict=False))]
-    return torch.cat([*rows, a.new_zeros(a.shape[0] - ends[-1], b.shape[-1])])
+Within = Callable[[nn.Module], AbstractContextManager[Any]]
 
 
 def outputs(
@@ -67,57 +31,82 @@ def outputs(
     example: Any,
     dtype: torch.dtype,
     change: Callable[[str, Tensor], Tensor] = lambda _, tensor: tensor,
-    within: AbstractContextManager[Any] | None = None,
+    within: Within = lambda _: nullcontext(),
     seen: Callable[[str, Any], None] | None = None,
 ) -> list[Tensor]:
     """The tensors that a model puts out in eval mode, with `change(name, copy)` in the place of each of its own."""
-    with untouched(model), torch.no_grad():
-        stand_ins: dict[int, Tensor] = {}
-        old = []
-        for name, tensor in named_tensors(model):
-            if id(tensor) not in stand_ins:
-                stand_ins[id(tensor)] = raised(tensor, dtype)
-                old.append(tensor)
-            stand_ins[id(tensor)] = change(name, stand_ins[id(tensor)])
-        for module in model.modules():
+    return run_apart(model, lambda: _Precise(example, dtype, change, within, seen))
+
+
+def _high(item: Any) -> Any:
+    """A tensor or a kind of number in high precision, where the model's code asks for a lower one."""
+    if isinstance(item, torch.dtype):
+        return torch.complex128 if item.is_complex else torch.float64 if item.is_floating_point else item
+    lower = isinstance(item, Tensor) and item.dtype != _high(item.dtype)
+    return item.to(_high(item.dtype)) if lower else item
+
+
+class _Precise(TorchDispatchMode):
+    """A run on copies in high precision, in which ops keep it where the model's own code casts down."""
+
+    def __init__(
+        self, example: Any, dtype: torch.dtype, change: Callable[[str, Tensor], Tensor], within: Within, seen: Any
+    ) -> None:
+        super().__init__()
+        self.strayed = False
+        self._example, self._dtype, self._changed, self._within, self._seen = example, dtype, change, within, seen
+        self._made: dict[int, tuple[Tensor, Tensor]] = {}  # the model's tensor and its stand-in
+        self._memory: set[int] = set()
+        self._itemsize = 0  # of the model's own numbers
+        self._draws = 0
+
+    def carry_out(self, model: nn.Module) -> list[Tensor]:
+        """The tensors that the model puts out."""
+        for name, module in model.named_modules():
             module.__dict__["training"] = False
-            for registered in (module._parameters, module._buffers):
-                for key, own in registered.items():
-                    if own is not None:
-                        registered[key] = stand_ins[id(own)]  # type: ignore[assignment]
+            if self._seen is not None:
+                module.register_forward_hook(lambda _m, _i, out, name=name: self._seen(name, out))
+        args, kwargs = arguments(mapped(self._example, lambda tensor: raised(tensor, self._dtype)))
+        with patched(SLOW_ATTENTION, *uncached(model)), same_chances(), torch.no_grad(), self, self._within(model):
+            torch.manual_seed(0)
+            return list(tensors_in(handed_out(model, model(*args, **kwargs))))
 
-        def put(value: Any, place: Any) -> Any:
-            if isinstance(value, Tensor):
-                if id(value) not in stand_ins:
-                    old.append(value)
-                    stand_ins[id(value)] = change(str(place), raised(value, dtype))
-                return stand_ins[id(value)]
-            return value
+    def change(self, value: Any, place: Place, kind: str) -> Any:
+        """The copy of a tensor, as it should be."""
+        if not isinstance(value, Tensor) or (kind == "attribute" and id(value) in self._made):
+            return self._made[id(value)][1] if isinstance(value, Tensor) else value
+        if id(value) not in self._made:
+            self._made[id(value)] = value, raised(value, self._dtype)
+            self._itemsize = self._itemsize or (value.element_size() if value.is_floating_point() else 0)
+            self._memory.update([storage_id(value)] if value.layout is torch.strided else ())
+        self._made[id(value)] = value, self._changed(str(place), self._made[id(value)][1])
+        return self._made[id(value)][1]
 
-        Walk(model).replace(put)
-        torch.backends.mha.set_fastpath_enabled(False)
-        torch.manual_seed(0)
-        args, kwargs = arguments(_lift(example, dtype))
-        hooks = list(_watch(model, seen)) if seen is not None else []
-        try:
-            itemsize = next((p.element_size() for p in old if p.is_floating_point()), 4)
-            with HighPrecision(itemsize), within or nullcontext():
-                return list(tensors_in(model(*args, **kwargs)))
-        finally:
-            for hook in hooks:
-                hook.remove()
+    def __torch_dispatch__(self, func: Any, _types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        given = (t for a in args for t in (a if isinstance(a, list | tuple) else (a,)) if isinstance(t, Tensor))
+        self.strayed = self.strayed or any(t.layout is torch.strided and storage_id(t) in self._memory for t in given)
+        if self._dtype != torch.float64 or not isinstance(func, OpOverload):
+            return self._run(func, args, kwargs)
+        own = shared(func)
+        args = tuple(a if i in own else tree_map(_high, a) for i, a in enumerate(args))
+        out = self._run(func, args, {k: a if k in own else tree_map(_high, a) for k, a in kwargs.items()})
+        return out if own else tree_map(_high, out)
+
+    def _run(self, func: Any, args: Any, kwargs: Any) -> Any:
+        """What an op makes; numbers that it draws are the same in a model of another width."""
+        precise = part(func, "precise")
+        if precise is not None and args[0].dtype == torch.float64:
+            return precise(self._itemsize or 4, *args, **kwargs)
+        if not isinstance(func, OpOverload) or not draws(func):
+            return func(*args, **kwargs)
+        self._draws += 1
+        return drawn(func, args, kwargs, self._draws)
 
 
-def _watch(model: nn.Module, seen: Callable[[str, Any], None]) -> Iterator[Any]:
-    for name, module in model.named_modules():
-        yield module.register_forward_hook(lambda _m, _i, out, name=name: seen(name, out))
-
-
-def _lift(item: Any, dtype: torch.dtype) -> Any:
-    if isinstance(item, Tensor):
-        return raised(item, dtype)
-    if isinstance(item, tuple | list):
-        return type(item)(_lift(i, dtype) for i in item)
-    if isinstance(item, Mapping):
-        return {key: _lift(value, dtype) for key, value in item.items()}
-    return item
+def drawn(op: Any, args: Any, kwargs: Any, seed: int) -> Any:
+    """What an op draws, in the same way at any size: once for all positions, or as expected."""
+    torch.manual_seed(seed)
+    kwargs = {name: None if name == "generator" else item for name, item in kwargs.items()}
+    settled = part(op, "settled")
+    return op(*args, **kwargs) if settled is None else settled(op, *args, **kwargs)

@@ -105,13 +105,13 @@ const charts = (() => {
     chart.on("plotly_click", (event) => act(event.points[0]));
   };
 
-  // One path for all bars of a kind: thousands of positions stay quick to draw.
-  const bars = (name, tone, chosen, tall, said) => {
+  // One path for all bars of a kind: thousands of positions stay quick to draw. A bar: where, from, to, its text.
+  const bars = (name, tone, drawn) => {
     const x = [], y = [], text = [];
-    for (const [at, position] of chosen) {
+    for (const [at, from, to, said] of drawn) {
       x.push(at, at, null);
-      y.push(0, tall[position], null);
-      text.push("", said(position), "");
+      y.push(from, to, null);
+      text.push("", said, "");
     }
     return {
       type: "scatter", mode: "lines", name, x, y, text, connectgaps: false,
@@ -125,18 +125,39 @@ const charts = (() => {
     const tall = scores ? Array.from(scores, (score) => (score === Infinity ? top : score)) : mask.map(() => 1);
     const order = tall.map((_, i) => i);
     if (sorted && scores) order.sort((a, b) => scores[b] - scores[a] || a - b);
-    const split = [[], []];
-    order.forEach((position, at) => split[mask[position] ? 0 : 1].push([at, position]));
-    const said = (position) => `position ${position}, ${mask[position] ? "kept" : "removed"}` +
-      (scores ? `<br>score <b>${scores[position] === Infinity ? "∞" : scores[position].toPrecision(3)}</b>` : "");
-    const traces = [bars("kept", "kept", split[0], tall, said), bars("removed", "gone", split[1], tall, said)];
-    const room = document.getElementById("chart-axis").clientWidth || 600;
-    for (const trace of traces) trace.line.width = Math.max(1, Math.min(10, (room - 80) / order.length * 0.62));
+    const ranked = sorted && scores;
+    const room = (document.getElementById("chart-axis").clientWidth || 600) - 80;
+    const each = Math.ceil(order.length / Math.floor(room / 3)); // positions in a bar: one, as long as bars can be told apart
+    const split = each > 1 ? binned(order, each, tall, strand, ranked) : single(order, tall, strand);
+    const traces = [bars("kept", "kept", split[0]), bars("removed", "gone", split[1])];
+    for (const trace of traces) trace.line.width = Math.max(1, Math.min(10, room / Math.ceil(order.length / each) * 0.62));
     draw("chart-axis", traces.filter((trace) => trace.x.length), layout(heights.axis(strand), {
       hovermode: "closest", showlegend: true, margin: { l: 8, r: 8, t: 32, b: 44 },
-      xaxis: { title: { text: sorted && scores ? "rank by score" : "position" }, range: [-0.8, order.length - 0.2], showgrid: false },
-      yaxis: { title: { text: scores ? "score" : "" }, automargin: true, rangemode: "tozero", showticklabels: !!scores },
+      xaxis: { title: { text: (ranked ? "rank by score" : "position") + (each > 1 ? `, ${each} in each bar` : "") }, range: [-0.8, order.length - 0.2], showgrid: false },
+      yaxis: { title: { text: scores ? (each > 1 ? "mean score" : "score") : "" }, automargin: true, rangemode: "tozero", showticklabels: !!scores },
     }));
+  };
+  const single = (order, tall, { scores, mask }) => {
+    const split = [[], []];
+    const said = (position) => `position ${position}, ${mask[position] ? "kept" : "removed"}` +
+      (scores ? `<br>score <b>${scores[position] === Infinity ? "∞" : scores[position].toPrecision(3)}</b>` : "");
+    order.forEach((position, at) => split[mask[position] ? 0 : 1].push([at, 0, tall[position], said(position)]));
+    return split;
+  };
+  // Many positions in a bar: as tall as their mean, parted by how many of them are kept.
+  const binned = (order, each, tall, { scores, mask }, ranked) => {
+    const split = [[], []];
+    for (let start = 0; start < order.length; start += each) {
+      const held = order.slice(start, start + each);
+      const kept = held.filter((position) => mask[position]).length;
+      const mean = held.reduce((sum, position) => sum + tall[position], 0) / held.length;
+      const at = start + (held.length - 1) / 2, border = mean * kept / held.length;
+      const said = `${ranked ? "ranks" : "positions"} ${start}–${start + held.length - 1}: ${kept} kept, ` +
+        `${held.length - kept} removed` + (scores ? `<br>mean score <b>${mean.toPrecision(3)}</b>` : "");
+      if (kept) split[0].push([at, 0, border, said]);
+      if (kept < held.length) split[1].push([at, border, mean, said]);
+    }
+    return split;
   };
   const finite = (scores) => Array.from(scores).filter(Number.isFinite);
 
@@ -148,7 +169,8 @@ const charts = (() => {
     });
     const x = modules.map((module) => plain(module || "(top level)"));
     const y = axes.map((strand) => plain(strand.name));
-    const few = axes.length <= 40 && !narrow();
+    const step = Math.ceil(axes.length * 14 / (heights.ties(axes) - 70)); // rows to a label, so that labels do not touch
+    const told = axes.map((_, i) => i).filter((i) => i % step === 0);
     draw("chart-ties", [{
       type: "heatmap", x, y, z, xgap: x.length > 120 ? 0 : 1, ygap: y.length > 60 ? 0 : 1, hoverongaps: false,
       zmin: 0, zmax: 1, colorscale: [[0, colour("gone")], [0.5, colour("before")], [1, colour("kept")]],
@@ -161,8 +183,8 @@ const charts = (() => {
       margin: { l: 8, r: 8, t: 8, b: 52 },
       xaxis: { type: "category", showticklabels: false, ticks: "", showgrid: false },
       yaxis: {
-        type: "category", range: [y.length - 0.5, -0.5], automargin: true, showgrid: false, ticks: "", showticklabels: few,
-        tickvals: y, ticktext: axes.map((strand) => label(strand.name)), tickfont: { family: "monospace", size: 12 },
+        type: "category", range: [y.length - 0.5, -0.5], automargin: true, showgrid: false, ticks: "",
+        tickvals: told.map((i) => y[i]), ticktext: told.map((i) => label(axes[i].name)), tickfont: { family: "monospace", size: 12 },
       },
     }));
     clicked("chart-ties", (point) => choose(axes[point.pointIndex[0]].name));

@@ -1,0 +1,153 @@
+"""Plans of models that no machine here could hold, on the meta device; and a checkpoint cut file by file.
+
+    python benchmarks/scale.py [--quick]
+
+Each model is built in a process of its own, without weights. Seconds are of this process alone (CPU time, one thread),
+memory is the most that it ever had. The goals: trace and plan in 30 s, JSON of 1 MB, apply in 5 s, 1 GB.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import resource
+import shutil
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeVar
+
+import torch
+from torch import nn
+
+from _side_by_side import in_own_process, load_torchvision
+
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+T = TypeVar("T")
+
+
+def _llama_70b(layers: int = 80) -> nn.Module:
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    heads = {"num_attention_heads": 64, "num_key_value_heads": 8}
+    config = LlamaConfig(
+        vocab_size=128256, hidden_size=8192, intermediate_size=28672, num_hidden_layers=layers, **heads
+    )
+    return LlamaForCausalLM(config)
+
+
+def _qwen3_moe_30b() -> nn.Module:
+    from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM
+
+    heads = {"num_attention_heads": 32, "num_key_value_heads": 4, "head_dim": 128}
+    experts = {"num_experts": 128, "num_experts_per_tok": 8, "moe_intermediate_size": 768}
+    config = Qwen3MoeConfig(vocab_size=151936, hidden_size=2048, num_hidden_layers=48, **heads, **experts)
+    return Qwen3MoeForCausalLM(config)
+
+
+def _deepseek_v3() -> nn.Module:
+    from transformers import DeepseekV3Config, DeepseekV3ForCausalLM
+
+    return DeepseekV3ForCausalLM(DeepseekV3Config())
+
+
+MODELS: dict[str, Callable[[], nn.Module]] = {
+    "Llama 70B": _llama_70b,
+    "Qwen3-MoE 30B": _qwen3_moe_30b,
+    "DeepSeek-V3 671B": _deepseek_v3,
+    "Llama 70B, 4 layers": lambda: _llama_70b(4),
+}
+
+
+def _timed(run: Callable[[], T]) -> tuple[T, float]:
+    start = time.process_time()
+    made = run()
+    return made, time.process_time() - start
+
+
+def plan_of(name: str) -> dict[str, float]:
+    """What the plan of one model takes."""
+    import secateur as sec
+
+    torch.set_num_threads(1)
+    load_torchvision()
+    with torch.device("meta"):
+        model = MODELS[name]().eval()
+    size = sum(p.numel() for p in model.parameters())
+    graph, traced = _timed(lambda: sec.trace(model, {"input_ids": torch.zeros(1, 32, dtype=torch.long)}))
+    plan, planned = _timed(lambda: sec.plan(graph, sec.Ratio(0.3), importance=sec.Random(0)))
+    text, written = _timed(plan.to_json)
+    back, read = _timed(lambda: sec.Plan.from_json(text))
+    _, applied = _timed(lambda: sec.apply(model, back, verify=False))
+    return {
+        "parameters": size,
+        "trace": traced,
+        "plan": planned,
+        "json": len(text),
+        "text": written + read,
+        "apply": applied,
+        "same": back == plan,
+        "left": sum(p.numel() for p in model.parameters()) / size,
+        "memory": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
+    }
+
+
+def checkpoint(layers: str) -> dict[str, Any]:
+    """Cut a checkpoint in several files; memory is what the process took beyond what it had, mapped files included."""
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    import secateur as sec
+
+    torch.set_num_threads(1)
+    config = LlamaConfig(hidden_size=2048, intermediate_size=5632, num_hidden_layers=int(layers), vocab_size=32000)
+    with torch.device("meta"):
+        model = LlamaForCausalLM(config).eval()
+    plan = sec.plan(
+        sec.trace(model, {"input_ids": torch.zeros(1, 8, dtype=torch.long)}),
+        sec.Ratio(0.3),
+        importance=sec.Random(0),
+    )
+    folder = Path(tempfile.mkdtemp())
+    try:
+        whole = model.to(torch.bfloat16).to_empty(device="cpu")
+        size = sum(p.numel() * p.element_size() for p in whole.parameters())
+        whole.save_pretrained(folder / "whole", max_shard_size="400MB")
+        del whole, model
+        start = time.perf_counter()
+        sec.cut_checkpoint(folder / "whole", plan, folder / "small")
+        seconds = time.perf_counter() - start
+        return {"bytes": size, "seconds": seconds, "files": len(list((folder / "whole").glob("*.safetensors")))}
+    finally:
+        shutil.rmtree(folder)
+
+
+def main() -> None:
+    if sys.argv[1:2] == ["--worker"]:
+        load_torchvision()
+        print(json.dumps(plan_of(sys.argv[3]) if sys.argv[2] == "plan" else checkpoint(sys.argv[3])))
+        return
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--quick", action="store_true", help="four layers of one model")
+    quick = parser.parse_args().quick
+    met = True
+    columns = ("trace", "plan", "JSON", "to and from", "apply", "memory", "left")
+    print(f"{'model':<22}" + "".join(f"{column:>13}" for column in columns))
+    for name in list(MODELS)[3:] if quick else list(MODELS)[:3]:
+        found = in_own_process(__file__, "--worker", "plan", name)
+        met &= found["trace"] + found["plan"] <= 30 and found["apply"] <= 5
+        met &= found["json"] <= 1e6 and found["memory"] < 1e9 and bool(found["same"])
+        print(
+            f"{name:<22}{found['trace']:>11.1f} s{found['plan']:>11.1f} s{found['json'] / 1e6:>10.2f} MB"
+            f"{found['text']:>11.1f} s{found['apply']:>11.1f} s{found['memory'] / 1e6:>10.0f} MB{found['left']:>13.1%}"
+        )
+    print(f"goal: trace + plan in 30 s, JSON of 1 MB, apply in 5 s, under 1 GB: {'met' if met else 'MISSED'}")
+    found = in_own_process(__file__, "--worker", "checkpoint", "2" if quick else "20")
+    speed = found["bytes"] / found["seconds"] / 1e6
+    print(f"checkpoint of {found['bytes'] / 1e9:.2f} GB in {found['files']} files: {speed:.0f} MB/s, disk included")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,213 @@
+"""The user's data, batch by batch: any iterable, also an endless one, read once."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import KW_ONLY, dataclass, field
+from typing import Any, NamedTuple, overload
+
+import torch
+from torch import Tensor
+
+from secateur.calibrate.spill import Spill
+from secateur.distributed import everyones, ranks
+from secateur.errors import CalibrationError
+from secateur.progress import progress
+from secateur.tracing.examples import tensors_in
+
+_ROOM = 2**27  # bytes of batches in memory; what is more goes into files
+
+
+@dataclass(frozen=True, eq=False)
+class Data:
+    """As much of some batches as is wanted: of an endless iterable, a part.
+
+    >>> import itertools
+    >>> endless = (torch.randn(8, 4) for _ in itertools.count())
+    >>> sum(len(batch) for batch in Data(endless, samples=20))
+    24
+    >>> Data([torch.zeros(2, 512, dtype=torch.long)] * 9, tokens=4000)
+    Data(samples=None, tokens=4000, minutes=None)
+
+    Batches are taken until there are so many samples (the size of the first dimension of a batch's first tensor), so
+    many tokens (elements of that tensor), or until reading them has taken so many minutes; at least one.
+    """
+
+    batches: Any = field(repr=False)
+    _: KW_ONLY
+    samples: int | None = None
+    tokens: int | None = None
+    minutes: float | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("samples", "tokens", "minutes"):
+            value = getattr(self, name)
+            number = isinstance(value, int | float) and not isinstance(value, bool)
+            if value is not None and not (number and value > 0):
+                raise CalibrationError(f"Data: {name} is a positive number, not {value!r}")
+
+    def __iter__(self) -> Iterator[Any]:
+        samples = tokens = 0
+        start = time.monotonic()
+        for batch in _made(self.batches, "Data"):
+            yield batch
+            first = next(tensors_in(batch), None)
+            if first is not None:
+                samples, tokens = samples + (len(first) if first.ndim else 1), tokens + first.numel()
+            limits = (self.samples, samples), (self.tokens, tokens), (self.minutes, (time.monotonic() - start) / 60)
+            if any(limit is not None and there >= limit for limit, there in limits):
+                return
+
+
+def _made(batches: Any, what: str) -> Iterable[Any]:
+    made = batches() if callable(batches) and not isinstance(batches, Iterable) else batches
+    if isinstance(made, Tensor | str | bytes | Mapping) or not isinstance(made, Iterable):
+        raise CalibrationError(
+            f"{what}: batches is an iterable of batches, such as a list or a DataLoader, not a {type(made).__name__}"
+        )
+    return made
+
+
+def each(batches: Any, what: str) -> Iterator[Any]:
+    """Every batch, one at a time, under a progress bar; at least one.
+
+    >>> list(each([1, 2], "reading")), list(each(lambda: iter([1, 2]), "reading"))
+    ([1, 2], [1, 2])
+
+    `batches` is an iterable, or a function without arguments that makes one. In a process group, the batches of all
+    ranks are seen by each.
+    """
+    empty = True
+    made = _made(batches, what)
+    for batch in progress(made if ranks() == 1 else everyones(made, what), what):
+        empty = False
+        yield batch
+    if empty:
+        raise CalibrationError(
+            f"{what}: there are no batches. A generator is used up after one pass: give a list, a DataLoader, or the "
+            "function that makes the generator"
+        )
+
+
+def like(example: Any, batch: Any) -> Any:
+    """A batch without what the example does not have: labels behind the inputs, further entries of a dict.
+
+    >>> like(torch.zeros(1, 4), (torch.ones(8, 4), "labels")).shape
+    torch.Size([8, 4])
+    >>> sorted(like({"ids": 1, "mask": 1}, {"ids": 2, "mask": 2, "labels": 2}))
+    ['ids', 'mask']
+    """
+    several = isinstance(batch, tuple | list)
+    if isinstance(example, tuple | list):
+        return tuple(batch[: len(example)]) if several else batch
+    if several and len(batch) > 1 and isinstance(batch[0], Mapping if isinstance(example, Mapping) else Tensor):
+        batch = batch[0]
+    if isinstance(example, Mapping) and isinstance(batch, Mapping) and example.keys() <= batch.keys():
+        return {name: batch[name] for name in example}
+    return batch
+
+
+@contextmanager
+def taken(batches: Any, what: str, example: Any = None) -> Iterator[Sequence[Any]]:
+    """All batches, to be gone through as often as one likes; each as an example, if there is one.
+
+    >>> with taken((torch.full((1,), n) for n in range(3)), "reading") as found:
+    ...     [int(batch) for batch in found], int(found[1])
+    ([0, 1, 2], 1)
+
+    What is not a list already is read once: some iterables are used up then, others give another order or other noise
+    the next time. Little of it stays in memory, the rest goes into files.
+    """
+    made = batches() if callable(batches) and not isinstance(batches, Iterable) else batches
+    listed = isinstance(made, list | tuple) and made and example is None and ranks() == 1
+    if isinstance(made, Spooled | Some) or listed:
+        yield made
+        return
+    with Spill(_ROOM) as spill:
+        found = Spooled(spill)
+        for batch in each(made, what):
+            found.add(batch if example is None else like(example, batch))
+        yield found
+
+
+class Some(Sequence[Any]):
+    """At most so many of some batches, spread evenly.
+
+    >>> list(Some([0, 1, 2, 3, 4, 5], 3)), list(Some([0, 1], 3))
+    ([0, 2, 4], [0, 1])
+    """
+
+    def __init__(self, batches: Sequence[Any], most: int) -> None:
+        self._batches = batches
+        count = min(most, len(batches))
+        self._chosen = [i * len(batches) // count for i in range(count)]
+
+    def __len__(self) -> int:
+        return len(self._chosen)
+
+    @overload
+    def __getitem__(self, number: int) -> Any: ...
+    @overload
+    def __getitem__(self, number: slice) -> list[Any]: ...
+    def __getitem__(self, number: int | slice) -> Any:
+        chosen = self._chosen[number]
+        return [self._batches[n] for n in chosen] if isinstance(chosen, list) else self._batches[chosen]
+
+
+class _Form(NamedTuple):
+    """Where a tensor was in a batch."""
+
+    name: str
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+    device: torch.device
+
+
+class Spooled(Sequence[Any]):
+    """Batches that were put aside."""
+
+    def __init__(self, spill: Spill) -> None:
+        self._spill = spill
+        self._forms: list[Any] = []
+
+    def add(self, batch: Any) -> None:
+        """Put a batch aside."""
+        tensors: dict[str, Tensor] = {}
+        self._forms.append(_put(batch, tensors))
+        self._spill.put(f"{len(self._forms) - 1}", tensors)
+
+    def __len__(self) -> int:
+        return len(self._forms)
+
+    @overload
+    def __getitem__(self, number: int) -> Any: ...
+    @overload
+    def __getitem__(self, number: slice) -> list[Any]: ...
+    def __getitem__(self, number: int | slice) -> Any:
+        if isinstance(number, slice):
+            return [self[n] for n in range(len(self))[number]]
+        at = range(len(self))[number]
+        return _got(self._forms[at], self._spill.get(f"{at}"))
+
+
+def _put(value: Any, tensors: dict[str, Tensor]) -> Any:
+    """A batch with forms in the place of its tensors, whose bytes go to `tensors`."""
+    if isinstance(value, Mapping):
+        return {key: _put(each, tensors) for key, each in value.items()}
+    if type(value) in (tuple, list):
+        return type(value)(_put(each, tensors) for each in value)
+    if not isinstance(value, Tensor) or value.layout is not torch.strided or value.is_quantized:
+        return value
+    form = _Form(f"{len(tensors)}", value.dtype, tuple(value.shape), value.device)
+    tensors[form.name] = value.detach().resolve_conj().reshape(-1).contiguous().view(torch.uint8).clone()
+    return form
+
+
+def _got(value: Any, tensors: dict[str, Tensor]) -> Any:
+    if isinstance(value, _Form):
+        return tensors[value.name].view(value.dtype).reshape(value.shape).to(value.device)
+    if isinstance(value, dict):
+        return {key: _got(each, tensors) for key, each in value.items()}
+    return type(value)(_got(each, tensors) for each in value) if type(value) in (tuple, list) else value

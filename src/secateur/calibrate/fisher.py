@@ -1,0 +1,99 @@
+"""How much a change of each layer's outputs would change what the model puts out."""
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from secateur.calibrate.observe import calibrating, call
+from secateur.calibrate.products import Parameters, Part, part_of
+from secateur.compat import TorchDispatchMode
+from secateur.errors import CalibrationError
+from secateur.ops.product import Sample
+from secateur.ops.record import backward_of, part
+from secateur.tracing.examples import tensors_in
+
+
+class _Backward(TorchDispatchMode):
+    """Sees the gradient of every product with a parameter on its way back."""
+
+    def __init__(self, parameters: Parameters) -> None:
+        super().__init__()
+        self._parameters = parameters
+        self.squares: dict[Part, Tensor] = {}
+        self.rows: dict[Part, int] = {}
+
+    def __torch_dispatch__(self, func: Any, _types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        backward, forward = backward_of(func), part(func, "product")
+        if backward is not None:
+            self._note(*backward(*args))
+        elif forward is not None:  # going back through a matrix product is one, too: gradients times the weight
+            of = forward(*args)
+            for rows in of.rows(Sample(len(of.data))) if not of.weight.is_complex() else ():
+                self._note(of.weight.mT, rows)  # as it was on the way there
+        return func(*args, **(kwargs or {}))
+
+    def _note(self, weight: Tensor, gradient: Tensor) -> None:
+        """Take in the gradient of what a weight made, as (groups, rows, outputs)."""
+        name = self._parameters.name(weight)
+        if name is not None:
+            squares = gradient.square().sum(1)
+            at = part_of(name, weight)
+            known = self.squares.get(at)
+            if known is None or known.shape == squares.shape:
+                self.squares[at] = squares.double().cpu() if known is None else known + squares.cpu()
+                self.rows[at] = self.rows.get(at, 0) + gradient.shape[1]
+
+
+def fisher_weights(model: nn.Module, batches: Iterable[Any], seed: int = 0) -> dict[Part, Tensor]:
+    """For each product with a parameter, the mean squared effect of each of its outputs, as (groups, outputs).
+
+    >>> net = nn.Sequential(nn.Linear(3, 2), nn.Linear(2, 1, bias=False))
+    >>> {part: tuple(square.shape) for part, square in fisher_weights(net, [torch.ones(4, 3)]).items()}
+    {('1.weight', 0, (1, 2)): (1, 1)}
+
+    The derivative of a random projection of the model's output has, on average, the square of the output's own.
+    Outputs that look like logits (a table of samples and classes, or one for each entry of a vocabulary that the model
+    reads) are projected so that it is the square of a change of their probabilities.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    vocabularies = {module.num_embeddings for module in model.modules() if isinstance(module, nn.Embedding)}
+    watch = _Backward(Parameters.of(model))
+    wanted = [p for p in model.parameters() if p.is_floating_point()]
+    frozen = [p for p in wanted if not p.requires_grad]
+    try:
+        with calibrating(model), torch.enable_grad():
+            for parameter in frozen:
+                parameter.requires_grad_(True)
+            for batch in batches:
+                total = _projected(call(model, batch), vocabularies, generator)
+                with watch:  # the graph is retained: a model may cache a part of it for its next run
+                    torch.autograd.grad(total, wanted, allow_unused=True, retain_graph=True)
+    finally:
+        for parameter in frozen:
+            parameter.requires_grad_(False)
+    return {part: squares / watch.rows[part] for part, squares in watch.squares.items()}
+
+
+def _projected(output: Any, vocabularies: set[int], generator: torch.Generator) -> Tensor:
+    """A random projection of everything that a model puts out."""
+    named = getattr(output, "logits", output.get("logits") if isinstance(output, Mapping) else None)
+    found = [named] if isinstance(named, Tensor) else list(tensors_in(output))
+    words = [tensor for tensor in found if tensor.ndim > 2 and tensor.shape[-1] in vocabularies]
+    found = words or found
+    found = [tensor for tensor in found if tensor.is_floating_point() and tensor.requires_grad]
+    if not found:
+        raise CalibrationError("the model's output does not depend on its parameters in a way that has a derivative")
+    table = len(found) == 1 and found[0].ndim == 2 and found[0].shape[1] > 1
+    classes = bool(words) or isinstance(named, Tensor) or table
+    parts = []
+    for tensor in found:
+        values = tensor.detach().float().cpu()
+        along = torch.randn(values.shape, generator=generator)
+        if classes:  # by a class drawn from what the model itself believes: the Fisher information of its answer
+            chances = values.softmax(-1).reshape(-1, values.shape[-1])
+            drawn = torch.multinomial(chances, 1, generator=generator)
+            along = (torch.zeros_like(chances).scatter_(1, drawn, 1.0) - chances).reshape(values.shape)
+        parts.append((tensor * along.to(tensor)).sum())
+    return torch.stack([part.float() for part in parts]).sum()

@@ -1,0 +1,8 @@
+"""Several processes with one model: what is decided is the same everywhere, and what fails on one rank fails on all."""
+
+from secateur.distributed.batches import everyones
+from secateur.distributed.meeting import agreed, alone, meet, ranks, together
+from secateur.distributed.sharded import Undressed, bare, is_sharded, plain_kind, spread_like, whole
+
+__all__ = ["agreed", "alone", "everyones", "meet", "ranks", "together"]
+__all__ += ["Undressed", "bare", "is_sharded", "plain_kind", "spread_like", "whole"]

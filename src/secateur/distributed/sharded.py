@@ -1,0 +1,174 @@
+"""Models whose tensors are spread over ranks by `fully_shard` (FSDP2) or `parallelize_module` (tensor parallel).
+
+Both leave a module as it is, but for parameters that are DTensors, hooks that gather or exchange data, and a class of
+FSDP2's own. Without these it is the model that the user wrote, on the meta device: that can be traced and cut.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from secateur.compat import dtensor, fsdp_module, sharding_states
+from secateur.distributed.meeting import meet
+
+_HOOKS = (
+    *("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks"),
+    *("_state_dict_hooks", "_state_dict_pre_hooks", "_load_state_dict_pre_hooks", "_load_state_dict_post_hooks"),
+)
+_KINDS = ("_forward_pre_hooks_with_kwargs", "_forward_hooks_with_kwargs", "_forward_hooks_always_called")
+_MARKS = (
+    *("__composable_api_state_key", "_is_fsdp_managed_module", "_fsdp_use_orig_params"),
+    "_distribute_module_applied",
+)
+_OURS = "torch.distributed."
+
+
+def is_sharded(model: nn.Module) -> bool:
+    """Whether some tensors of a model are spread over ranks.
+
+    >>> is_sharded(nn.Linear(2, 2))
+    False
+    """
+    spread, added = dtensor(), fsdp_module()
+    if added is not None and any(isinstance(module, added) for module in model.modules()):
+        return True  # its tensors may be whole just now, between a forward and a backward
+    return spread is not None and any(isinstance(tensor, spread) for tensor in (*model.parameters(), *model.buffers()))
+
+
+def plain_kind(kind: type[nn.Module]) -> type[nn.Module]:
+    """The class that a module had before FSDP2 gave it one of its own.
+
+    >>> plain_kind(nn.Linear) is nn.Linear
+    True
+    """
+    added = fsdp_module()
+    return kind.__bases__[1] if added is not None and len(kind.__bases__) == 2 and kind.__bases__[0] is added else kind
+
+
+def whole(tensor: Tensor) -> Tensor:
+    """A tensor with all its shards, on every rank, which all must ask for; others as they are.
+
+    >>> whole(torch.ones(2))
+    tensor([1., 1.])
+    """
+    kind = dtensor()
+    if kind is None or not isinstance(tensor, kind):
+        return tensor
+    meet("a tensor that is spread over ranks")
+    return tensor.detach().full_tensor()
+
+
+def spread_like(tensor: Tensor, like: Tensor) -> Tensor:
+    """This rank's part of a tensor that every rank has, as another one is spread."""
+    kind = dtensor()
+    if kind is None or not isinstance(like, kind):
+        return tensor
+    from torch.distributed.tensor import distribute_tensor
+
+    mesh, placements = like.device_mesh, like.placements
+    return distribute_tensor(tensor.to(like.device), mesh, placements, src_data_rank=None)
+
+
+@dataclass
+class Undressed:
+    """A sharded model without what sharding added to it, and all that is needed to put that back."""
+
+    model: nn.Module
+    tensors: Mapping[str, Tensor]  # as they were, under each of their names
+    _kinds: list[tuple[nn.Module, type, dict[str, Any]]] = field(default_factory=list)
+    _stores: list[tuple[dict[Any, Any], dict[Any, Any]]] = field(default_factory=list)
+    _states: dict[nn.Module, Any] = field(default_factory=dict)
+
+    @staticmethod
+    def of(model: nn.Module) -> Undressed:
+        """Take off, in place, what sharding added; parameters are without values then, in their whole shape."""
+        added = fsdp_module()
+        for module in model.modules():
+            if added is not None and isinstance(module, added):
+                module.reshard()
+        tensors = dict((*model.named_parameters(remove_duplicate=False), *model.named_buffers(remove_duplicate=False)))
+        made = Undressed(model, tensors)
+        try:
+            made._take_off()
+        except BaseException:
+            made.restore()
+            raise
+        return made
+
+    def _take_off(self) -> None:
+        states = sharding_states()
+        empty: dict[int, Tensor] = {}
+        for module in self.model.modules():
+            self._kinds.append((module, type(module), dict(module.__dict__)))
+            for name in (*_HOOKS, *_KINDS, "_parameters", "_buffers"):
+                store = module.__dict__.get(name) or {}
+                self._stores.append((store, dict(store)))
+            if module in states:
+                self._states[module] = states.pop(module)
+        for module in self.model.modules():
+            module.__class__ = plain_kind(type(module))
+            for key in [key for key in module.__dict__ if key.startswith(_MARKS)]:
+                del module.__dict__[key]
+            gone = {key for name in _HOOKS for key, hook in _items(module, name) if _of_sharding(hook)}
+            for name in (*_HOOKS, *_KINDS):
+                for key in gone & set(module.__dict__.get(name) or ()):
+                    del module.__dict__[name][key]
+            registries: tuple[dict[str, Any], ...] = (module._parameters, module._buffers)
+            for registry in registries:
+                for key, tensor in registry.items():
+                    if tensor is not None and (registry is module._parameters or isinstance(tensor, dtensor() or ())):
+                        registry[key] = empty.setdefault(id(tensor), _empty(tensor))
+
+    def restore(self) -> None:
+        """The model as it was: the same classes, containers and tensors."""
+        states = sharding_states()
+        for module in self.model.modules():
+            states.pop(module, None)
+        for module, kind, held in self._kinds:
+            object.__setattr__(module, "__class__", kind)
+            module.__dict__.clear()
+            module.__dict__.update(held)
+        for store, held in self._stores:
+            store.clear()
+            store.update(held)
+        for module, state in self._states.items():
+            states[module] = state
+
+
+def _items(module: nn.Module, name: str) -> list[tuple[Any, Any]]:
+    return list((module.__dict__.get(name) or {}).items())
+
+
+def _of_sharding(hook: Any) -> bool:
+    inner = getattr(hook, "hook", getattr(hook, "func", hook))  # behind a wrapper or a partial
+    return str(getattr(inner, "__module__", "")).startswith(_OURS)
+
+
+def _empty(tensor: Tensor) -> Tensor:
+    """A tensor of the same whole shape on the meta device."""
+    made = torch.empty(tensor.shape, dtype=tensor.dtype, device="meta")
+    if not isinstance(tensor, nn.Parameter):
+        return made
+    return nn.Parameter(made, requires_grad=tensor.requires_grad)
+
+
+@contextmanager
+def bare(model: nn.Module) -> Iterator[nn.Module]:
+    """Inside, a sharded model is as it was before, on the meta device; afterwards it is sharded as it was."""
+    if not is_sharded(model):
+        yield model
+        return
+    undressed = Undressed.of(model)
+    try:
+        yield model
+    finally:
+        undressed.restore()
+
+
+__all__ = ["Undressed", "bare", "is_sharded", "plain_kind", "spread_like", "whole"]

@@ -1,0 +1,1 @@
+"""The jobs that users ask for, each made of the rooms below: cut, compress, sweep."""

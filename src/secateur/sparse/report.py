@@ -1,0 +1,100 @@
+"""What `sparsify` did, as values."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from secateur.sparse.patterns import Pattern
+
+
+@dataclass(frozen=True)
+class SparseLayer:
+    """One weight: its size and zeros, and how far its output is off on the data, as a share of its mean square.
+
+    `before` is the error that the dense weight has on the inputs that it gets from the layers before it, `after` the
+    error with zeros on the same inputs.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    zeros: int
+    zeros_before: int
+    before: float
+    after: float
+
+    @property
+    def size(self) -> int:
+        """How many weights there are."""
+        size = 1
+        for n in self.shape:
+            size *= n
+        return size
+
+    @property
+    def sparsity(self) -> float:
+        """The fraction of zeros."""
+        return self.zeros / max(1, self.size)
+
+
+@dataclass(frozen=True)
+class Agreement:
+    """The sparse model beside the dense one on some batches.
+
+    `error` is the mean squared difference of the outputs over the mean square of the dense model's; `same` the share of
+    positions where the largest output is the same one, None where outputs are no scores.
+    """
+
+    error: float
+    same: float | None
+    batches: int
+
+    def __str__(self) -> str:
+        agreed = "" if self.same is None else f", the same largest output in {self.same:.1%}"
+        return f"output on {self.batches} batches: off by {self.error:.4g} of its mean square{agreed}"
+
+
+@dataclass(frozen=True)
+class Sparsified:
+    """What `sparsify` did to each weight, and to what the model puts out.
+
+    >>> layers = (SparseLayer("fc.weight", (4, 4), 8, 0, 0.0, 0.0123),)
+    >>> print(Sparsified("NM(n=2, m=4)", "ADMM", layers, {"head.weight": "the head"}, None, 1.0))
+    weight       zeros  error before   after
+    fc.weight    50.0%        0.0000  0.0123
+    50.0% of 16 weights in 1 tensors are zero (NM(n=2, m=4), ADMM)
+    left alone: head.weight (the head)
+    took 1.0 s
+    """
+
+    pattern: str
+    method: str
+    layers: tuple[SparseLayer, ...]
+    left_alone: dict[str, str]
+    held_back: Agreement | None
+    seconds: float
+
+    @property
+    def sparsity(self) -> float:
+        """The fraction of zeros of all weights that got some."""
+        return sum(layer.zeros for layer in self.layers) / max(1, sum(layer.size for layer in self.layers))
+
+    def __str__(self) -> str:
+        width = max((len(layer.name) for layer in self.layers), default=6)
+        lines = [f"{'weight':<{width}}  {'zeros':>7}  error before   after"]
+        lines += [f"{a.name:<{width}}  {a.sparsity:>7.1%}  {a.before:>12.4f}  {a.after:>6.4f}" for a in self.layers]
+        size = sum(layer.size for layer in self.layers)
+        count = len(self.layers)
+        lines.append(
+            f"{self.sparsity:.1%} of {size:,} weights in {count} tensors are zero ({self.pattern}, {self.method})"
+        )
+        if self.left_alone:
+            lines.append("left alone: " + ", ".join(f"{name} ({why})" for name, why in self.left_alone.items()))
+        if self.held_back is not None:
+            lines.append(str(self.held_back))
+        return "\n".join([*lines, f"took {self.seconds:.1f} s"])
+
+
+def described(pattern: Pattern, method: object) -> tuple[str, str]:
+    """A pattern and a method in a word each."""
+    name = getattr(method, "__name__", None) or type(method).__name__
+    return str(pattern), name

@@ -1,0 +1,235 @@
+"""Solve one layer after the other, each with the inputs that it has behind those that are sparse already.
+
+The dense model and the one that gets zeros run on the same batches, from layer to layer (`calibrate.stages`): the
+moments of one stage of layers are all that is held besides one batch. Weights that a run uses more than once, or part
+by part, are solved before all others from the inputs that they have in the dense model, all uses together.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from secateur.calibrate import ParameterProduct, Runs, Step, Watch, call
+from secateur.calibrate.products import WIDEST, Part
+from secateur.compensate.moments import Moments
+from secateur.errors import CalibrationError
+from secateur.ops.product import MatrixProduct
+from secateur.progress import progress
+from secateur.sparse.layers import Survey, input_order
+from secateur.sparse.patterns import Pattern
+from secateur.sparse.problem import Method, Problem
+from secateur.sparse.report import SparseLayer
+
+
+@dataclass
+class Solver:
+    """Finds zeros for the weights of `sparse`, whose other weights are those of `dense`."""
+
+    dense: nn.Module
+    sparse: nn.Module
+    method: Method
+    patterns: Mapping[str, Pattern]  # of each parameter that gets zeros
+    streams: Mapping[str, int] = field(default_factory=dict)  # the op that made what a product's result is added to
+    _found: dict[str, list[SparseLayer]] = field(default_factory=dict)
+
+    def layers(self) -> tuple[SparseLayer, ...]:
+        """What was done to each parameter."""
+        return tuple(_together(parts, self.sparse.get_parameter(name)) for name, parts in self._found.items())
+
+    def left_alone(self, survey: Survey) -> dict[str, str]:
+        """What got no zeros, or not everywhere, and why."""
+        exempt = {**survey.exempt(), **survey.unfit()}
+        partly = {
+            name: "a part of it: no batch reaches that"
+            for name in self.patterns
+            if sum(part.size for part in self._found.get(name, ())) < self.sparse.get_parameter(name).numel()
+        }
+        return {name: why for name, why in exempt.items() if name not in self.patterns} | partly
+
+    # weights that are used once, in the order of the run -------------------------------------------------------
+
+    def once(self, names: Collection[str], batches: Sequence[Any]) -> None:
+        """Stage by stage; both models have to be `calibrating`."""
+        with Runs(self.dense, batches) as dense, Runs(self.sparse, batches) as sparse:
+            for stage in progress(dense.record().stages(names), "sparsify"):
+                self._stage(stage, dense, sparse)
+
+    def _stage(self, stage: tuple[str, ...], dense: Runs, sparse: Runs) -> None:
+        moments = {name: Moments() for name in stage}
+        made: dict[str, ParameterProduct] = {}
+        for number in range(len(dense.batches)):
+            whole = _outputs(dense, number, stage, self.streams)
+            data, left = _data(sparse, number, stage, self.streams)
+            made = {name: at.product for name, at in whole.items()}
+            for name, at in whole.items():
+                wanted = at.out if name not in left or at.stream is None else at.out + _gap(at, left[name])
+                _add(moments[name], at.product, replace(at.product.of, data=data), wanted, len(dense.batches), number)
+        for name, product in made.items():
+            self._solve(product, moments[name])
+
+    # weights that are used more than once, or in parts ----------------------------------------------------------
+
+    def repeated(self, names: Collection[str], batches: Sequence[Any]) -> None:
+        """From one run of the dense model on each batch."""
+        moments: dict[Part, Moments] = {}
+        products: dict[Part, ParameterProduct] = {}
+        number = 0
+
+        def take(product: ParameterProduct, run: Any) -> Any:
+            out = run()
+            if product.name in names:
+                products.setdefault(product.part, product)
+                _add(moments.setdefault(product.part, Moments()), product, product.of, out, len(batches), number)
+            return out
+
+        for number, batch in enumerate(progress(batches, "sparsify") if names else ()):  # noqa: B007  (`take` reads it)
+            with Watch(self.dense, take):
+                call(self.dense, batch)
+        for part, product in products.items():
+            self._solve(product, moments[part])
+
+    # one weight ---------------------------------------------------------------------------------------------------
+
+    def _solve(self, product: ParameterProduct, moments: Moments) -> None:
+        weight = product.weight.detach().float().cpu()
+        problem = _problem(weight, moments, product.name)
+        order = input_order(product)
+        problem = problem if order is None else _ordered(problem, order[0])
+        try:
+            solved = self.method(problem, self.patterns[product.name])
+        except torch.linalg.LinAlgError as error:  # type: ignore[attr-defined]
+            raise CalibrationError(
+                f"{product.name}: the moments of its inputs are singular ({error}); give more data or a larger ridge"
+            ) from error
+        if order is not None:
+            solved = solved[..., order[0].argsort()]
+        if not solved.isfinite().all():
+            raise CalibrationError(f"{product.name}: the solution is not finite; protect it, or give a larger ridge")
+        self._write(product, solved)
+        total = float(moments.yy.sum().clamp_min(1e-30))
+        before, after = (float(moments.error(w, None).sum()) / total for w in (weight, solved))
+        zeros = int((solved == 0).sum()), int((weight == 0).sum())
+        layer = SparseLayer(product.name, tuple(weight.shape), *zeros, before, after)
+        self._found.setdefault(product.name, []).append(layer)
+
+    def _write(self, product: ParameterProduct, weight: Tensor) -> None:
+        """Put a weight where the product has it, but into the model that gets zeros."""
+        view, into = product.of.weight, self.sparse.get_parameter(product.name)
+        same = torch.as_strided(into, view.shape, view.stride(), view.storage_offset())
+        replace(product.of, weight=same).write(weight.to(into))
+
+
+@dataclass(frozen=True)
+class _At:
+    """A product of the dense model, what it puts out, and what that is added to."""
+
+    product: ParameterProduct
+    out: Tensor
+    stream: Tensor | None
+
+
+def _outputs(dense: Runs, number: int, stage: tuple[str, ...], streams: Mapping[str, int]) -> dict[str, _At]:
+    """What the products of a stage put out in the dense model."""
+    found: dict[str, _At] = {}
+
+    def see(step: Step) -> Any:
+        product = step.product if step.name in stage else None
+        out = step.run()
+        if product is not None:
+            stream = step.made(streams[product.name]) if product.name in streams else None
+            found[product.name] = _At(product, out, stream)
+            if len(found) == len(stage):
+                step.hold()
+                step.stop()
+        return out
+
+    dense.run(number, see, [streams[name] for name in stage if name in streams])
+    _check_reached(found, stage, number)
+    return found
+
+
+def _data(
+    sparse: Runs, number: int, stage: tuple[str, ...], streams: Mapping[str, int]
+) -> tuple[Tensor, dict[str, Tensor]]:
+    """What the products of a stage read in the model that gets zeros, and what their results are added to."""
+    found: list[Tensor] = []
+    left: dict[str, Tensor] = {}
+
+    def see(step: Step) -> Any:
+        if step.name == stage[0]:
+            assert step.product is not None
+            found.append(step.product.of.data)
+            made = {name: step.made(streams[name]) for name in stage if name in streams}
+            left.update({name: stream for name, stream in made.items() if stream is not None})
+            step.hold()
+            step.stop()
+        return step.run()
+
+    sparse.run(number, see, [streams[name] for name in stage if name in streams])
+    _check_reached(found, stage[:1], number)
+    return found[0], left
+
+
+def _check_reached(found: Collection[object], stage: tuple[str, ...], number: int) -> None:
+    if len(found) < len(stage):
+        raise CalibrationError(
+            f"batch {number} does not reach {', '.join(stage)}, which the first batch does; give batches that take the "
+            "same way through the model, or protect these weights"
+        )
+
+
+def _gap(at: _At, left: Tensor) -> Tensor | float:
+    """What the stream lacks in the model that gets zeros, in the shape of the product's output."""
+    if at.stream is None or at.stream.numel() != at.out.numel() or left.numel() != at.out.numel():
+        return 0.0
+    return (at.stream - left).reshape(at.out.shape)
+
+
+def _add(moments: Moments, product: ParameterProduct, of: MatrixProduct, out: Tensor, shares: int, number: int) -> None:
+    """Take in the inputs of a product and what the dense model puts out there, without its bias."""
+    if not product.narrow:
+        raise CalibrationError(
+            f"{product.name} sums over {of.summed} inputs; methods that look at moments take {WIDEST}: protect it"
+        )
+    sample = of.sample(-(-product.enough // shares), number)
+    for x, y in zip(of.rows(sample), product.of.outputs(out, sample), strict=True):
+        moments.add(x, y if product.shift is None else y - product.shift)
+    if not (moments.xx.isfinite().all() and moments.xy.isfinite().all()):
+        raise CalibrationError(
+            f"batch {number}: what goes into {product.name}, or comes out of it, is not finite; is there a NaN in the "
+            "batch, or in the weights?"
+        )
+
+
+def _problem(weight: Tensor, moments: Moments, name: str) -> Problem:
+    n = max(1, moments.rows)
+    if not moments.rows or not moments.xx.diagonal(dim1=-2, dim2=-1).any():
+        raise CalibrationError(
+            f"{name}: all of its inputs are zero in every batch, so nothing tells its weights apart; give data that "
+            f"reach it, or protect=({name!r},)"
+        )
+    price = torch.ones(weight.shape[:2])
+    return Problem(weight, (moments.xx / n).float(), (moments.xy.mT / n).float(), weight != 0, price, n)
+
+
+def _ordered(problem: Problem, order: Tensor) -> Problem:
+    """The summed elements in another order."""
+    return replace(
+        problem,
+        weight=problem.weight[..., order],
+        xx=problem.xx[:, order][..., order],
+        yx=problem.yx[..., order],
+        free=problem.free[..., order],
+    )
+
+
+def _together(parts: list[SparseLayer], whole: Tensor) -> SparseLayer:
+    """The parts of one parameter as one."""
+    zeros, before = int((whole == 0).sum()), sum(part.zeros_before for part in parts)
+    errors = [sum(getattr(part, name) for part in parts) / len(parts) for name in ("before", "after")]
+    return SparseLayer(parts[0].name, tuple(whole.shape), zeros, before, *errors)

@@ -1,0 +1,287 @@
+"""Run a model once, on fake tensors, and record what its ops do to axes."""
+
+import weakref
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass, field
+from itertools import count
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from secateur import ops as ops  # registers the records
+from secateur.axes import Atom, Layout, fix
+from secateur.compat import BatchNorm, Convolution, FakeTensor, FakeTensorMode, storage_id, version
+from secateur.errors import TraceError
+from secateur.ops.value import Value, bind, forget, known, layouts_of
+from secateur.sizes.size import Attr, Expr, Size, plain
+from secateur.state.held import ATOMS, Place, read
+from secateur.state.patches import same_chances
+from secateur.state.twin import run_apart
+from secateur.tracing.environment import laid_open
+from secateur.tracing.examples import arguments, handed_out, mapped, tensors_in
+from secateur.tracing.recorders import FunctionRecorder, OpRecorder
+from secateur.tracing.rehearsal import Numbers
+from secateur.tracing.tracer import Tracer
+from secateur.tracing.widths import told_widths
+
+# Layers whose own code does not read these attributes: torch's others compare or compute with them.
+_PLAIN = (nn.Linear, Convolution, BatchNorm, nn.Embedding)
+
+Swaps = Sequence[tuple[str, str]]  # names of modules that change places
+
+
+class InputDim(str):
+    """Why a dimension stays: it is that of an input; which one, it remembers."""
+
+    place: tuple[int, int]
+
+    @staticmethod
+    def of(tensor: int, dim: int) -> "InputDim":
+        """Of a dimension of one of the input's tensors, by number."""
+        made = InputDim("a dimension of the model's input")
+        made.place = tensor, dim
+        return made
+
+
+@dataclass(frozen=True)
+class ModelCall:
+    """One call of the model: with what, and in which mode."""
+
+    example: Any
+    training: bool = False
+    again: bool = False  # only to see what the model makes of what earlier calls left in it
+
+
+@dataclass
+class Capture:
+    """What tracing runs have shown: their record, and every tensor of the model by name."""
+
+    tracer: Tracer = field(default_factory=Tracer)
+    values: dict[str, Value] = field(default_factory=dict)
+    kinds: dict[str, str] = field(default_factory=dict)  # parameter, buffer or attribute
+    places: dict[str, Place] = field(default_factory=dict)  # of tensors in plain attributes
+    rewritten: set[str] = field(default_factory=set)  # those of them that the model's own code replaced
+    flows: dict[str, list[Layout]] = field(default_factory=dict)  # what goes into modules and comes out of them
+    numbers: Numbers | None = None  # what a single call did, and gave torch functions besides tensors and sizes
+    joined: list[tuple[str, tuple[Layout, ...]]] = field(default_factory=list)  # tensors' dimensions in other runs
+    turned: set[str] = field(default_factory=set)  # lines where data was made to decide the other way
+    outputs: list[list[tuple[int, ...]]] = field(default_factory=list)  # shapes of what each call put out
+
+
+def captured(
+    model: nn.Module,
+    calls: Sequence[ModelCall],
+    made: list[Any],
+    *,
+    fake: bool,
+    swapped: Swaps = (),
+    contrary: Sequence[str] = (),
+    begun: list[Capture] | None = None,
+) -> Capture:
+    """Call a model, once or several times in a row, and record what its ops do to axes.
+
+    Afterwards what it made is to be let go; `made` gets weak references to that. `swapped` modules change places,
+    and at the lines in `contrary` what is decided by data is decided the other way. `begun` gets each record as it is
+    begun, for what is known if it fails.
+    """
+
+    def start() -> _Recorded:
+        capture = Capture()
+        if begun is not None:
+            begun.append(capture)
+        return _Recorded(capture, fake, calls, made, swapped, contrary)
+
+    return run_apart(model, start)
+
+
+class _Recorded:
+    """One tracing run."""
+
+    def __init__(
+        self,
+        capture: Capture,
+        fake: bool,
+        calls: Sequence[ModelCall],
+        made: list[Any],
+        swapped: Swaps,
+        contrary: Sequence[str],
+    ) -> None:
+        self._capture = capture
+        self.tracer = capture.tracer
+        self.tracer.timed = len(calls) == 1
+        self._ops = OpRecorder(self.tracer, made)
+        self.tracer.sizes.listen(made)
+        self.mode = FakeTensorMode(allow_non_fake_inputs=True) if fake else None
+        self._calls, self._swapped, self._contrary = calls, swapped, contrary
+        self._numbers: Numbers | None = None
+        self._stand_ins: dict[int, Tensor] = {}
+        self._real: list[Tensor] = []
+
+    @property
+    def strayed(self) -> bool:
+        own = {storage_id(tensor) for tensor in self._real if tensor.layout is torch.strided}
+        return any(t.layout is torch.strided and storage_id(t) in own for t in self._ops.strangers)
+
+    def carry_out(self, model: nn.Module) -> Capture:
+        """Run the model; what is known then."""
+        with same_chances(), torch.no_grad(), laid_open(model):
+            try:
+                self._run(model)
+            finally:
+                self.tracer.sizes.stop_listening()
+                for tensor in self._ops.strangers:
+                    forget(tensor)
+                self._stand_ins.clear()
+                own = {id(None), *map(id, self._ops.strangers)}  # what an op writes into, it also puts out
+                self._ops.made[:] = [one for one in self._ops.made if id(one()) not in own]
+        return self._capture
+
+    def _run(self, model: nn.Module) -> None:
+        names = {module: name for name, module in model.named_modules()}
+        for module, name in names.items():
+            self._follow(module, name)
+        for one, other in self._swapped:
+            _swap(model, one, other)
+        before = _left_in(names)
+        for call in self._calls:
+            if call.again and before == _left_in(names):
+                self._capture.outputs.append([])
+                continue
+            for module in names:
+                module.__dict__["training"] = call.training
+            args, kwargs = arguments(self._input(call.example))
+            self.tracer.sizes.judges = not call.training  # a cut is exact if what it puts out is, in eval mode
+            functions = FunctionRecorder(self.tracer, self._ops, self._contrary)
+            self._numbers = Numbers(model) if self.tracer.timed else None
+            with self.mode or nullcontext(), self._ops, functions:
+                self.tracer.said.update(_said_of_weights(names))
+                with self._numbers or nullcontext():
+                    output = model(*args, **kwargs)
+            self._capture.numbers = self._capture.numbers or self._numbers
+            self._capture.turned |= set(self._contrary) - functions.contrary
+            self._outputs(model, output)
+        self._capture.rewritten |= {n for n, at in self._capture.places.items() if self._replaced(model, at)}
+
+    def _replaced(self, model: nn.Module, place: Place) -> bool:
+        """Whether a plain attribute no longer holds what it was given."""
+        try:
+            return not any(read(model, place) is given for given in self._stand_ins.values())
+        except (AttributeError, KeyError, IndexError, TypeError):
+            return True
+
+    def _follow(self, module: nn.Module, name: str) -> None:
+        """Let the tracer know which module runs, and remember what goes through it."""
+        tracer, around, flow = self.tracer, list[str](), self._capture.flows.setdefault(name, [])
+
+        def enter(_module: Any, *given: Any) -> None:
+            around.append(tracer.module)
+            tracer.module = name
+            if self._numbers is not None:
+                self._numbers.entered(name)
+            flow.extend(layout for tensor in tensors_in(given) for layout in layouts_of(tensor))
+
+        def leave(_module: Any, _args: Any, output: Any) -> None:
+            if around:
+                tracer.module = around.pop()
+            flow.extend(layout for tensor in tensors_in(output) for layout in layouts_of(tensor))
+
+        module.register_forward_pre_hook(enter, prepend=True, with_kwargs=True)
+        module.register_forward_hook(leave, prepend=True, always_call=True)
+
+    def change(self, value: Any, place: Place, kind: str) -> Any:
+        """What takes the place of a tensor or an int: a stand-in, or a size that remembers."""
+        if not isinstance(value, Tensor):
+            return self.tracer.sizes.size(value, Attr(place))
+        if kind == "attribute":
+            if id(value) in self._stand_ins:
+                return self._stand_ins[id(value)]
+            self._capture.places[str(place)] = place
+        return self._stand_in(value, str(place), kind)
+
+    def _stand_in(self, tensor: Tensor, name: str, kind: str) -> Tensor:
+        values = self._capture.values
+        fake = self._stand_ins.get(id(tensor))
+        if fake is None:
+            fake = self._stand_ins[id(tensor)] = self._fake(tensor)
+            self._real.append(tensor)
+            if name not in values:
+                values[name] = Value([Atom(n) for n in tensor.shape])
+                values[name].storage.made_of = frozenset({name})
+        value = known(fake)
+        if value is None:
+            value = bind(fake, values[name])
+        values.setdefault(name, value)
+        self._capture.kinds.setdefault(name, kind)
+        return fake
+
+    def _fake(self, tensor: Tensor) -> Tensor:
+        fake = self._like(tensor)
+        self._ops.made.append(weakref.ref(fake))
+        return fake
+
+    def _like(self, tensor: Tensor) -> Tensor:
+        if self.mode is None:
+            return tensor.detach().clone()
+        device = torch.device("cpu") if tensor.is_meta else tensor.device
+        if tensor.layout is not torch.strided:
+            return self.mode.from_tensor(tensor.detach(), static_shapes=True)
+        return FakeTensor(
+            self.mode, torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="meta"), device
+        )
+
+    def _input(self, example: Any) -> Any:
+        numbers = count()
+
+        def stand_in(tensor: Tensor) -> Tensor:
+            fake, number = self._fake(tensor), next(numbers)
+            bind(fake, Value([Atom(n, InputDim.of(number, dim)) for dim, n in enumerate(tensor.shape)]))
+            return fake
+
+        return mapped(example, stand_in)
+
+    def _outputs(self, model: nn.Module, output: Any) -> None:
+        outputs = list(tensors_in(handed_out(model, output)))
+        if not outputs:
+            raise TraceError(
+                f"there is no tensor in what the model returns, a {type(output).__name__}; "
+                "return tensors, also in tuples, dicts or dataclasses"
+            )
+        self._capture.outputs.append([tuple(tensor.shape) for tensor in outputs])
+        for tensor in outputs:
+            value = known(tensor)
+            if value is not None:
+                value.tie_rows()
+                for dim in value.dims:
+                    fix(dim, "a dimension of the model's output")
+
+
+def _said_of_weights(names: Mapping[nn.Module, str]) -> Iterator[tuple[Place, Expr]]:
+    """Attributes that only say what weights are, as what they are made of, for code that computes with them."""
+    for module, owner in names.items():
+        if isinstance(module, _PLAIN) and module._parameters.get("weight") is not None:
+            for name, size in told_widths(module):
+                if isinstance(size, Size) and plain(size) == plain(module.__dict__[name]):
+                    yield Place(owner, (name,)), size.expr
+
+
+def _left_in(modules: Iterable[nn.Module]) -> list[Any]:
+    """What tells whether a call has left something in a model: what its modules hold, and what that holds."""
+    seen: list[Any] = []
+    for module in modules:
+        for name, value in module.__dict__.items():
+            if name == "training" or name.endswith("_hooks") or type(value) in ATOMS:
+                continue
+            store = value if isinstance(value, dict | list | set | deque) else getattr(value, "__dict__", ())
+            inside = store.values() if isinstance(store, dict) else store
+            seen += [id(value), *((id(each), version(each)) for each in inside)]
+    return seen
+
+
+def _swap(model: nn.Module, one: str, other: str) -> None:
+    """Let two modules of a twin change places."""
+    (home, mine), (away, theirs) = (name.rpartition(".")[::2] for name in (one, other))
+    here, there = model.get_submodule(home)._modules, model.get_submodule(away)._modules
+    here[mine], there[theirs] = there[theirs], here[mine]

@@ -1,0 +1,282 @@
+"""A model's constructor is a program, too: where the sizes of its parameters come from.
+
+The call that built a model is carried out once more with numbers that remember in the place of its arguments' ints and
+floats (the fields). Every dimension of every parameter then comes out as an expression over fields:
+
+    layers.0.mlp.up_proj.weight[0]  =  intermediate_size
+    layers.0.self_attn.k_proj.weight[0]  =  num_key_value_heads * head_dim
+
+So it is known, not guessed, which models the constructor can build. Parameters are on the meta device from the moment
+that they are registered: only buffers, and what else the constructor computes, are real.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from secateur.axes import Atom, Concat, Layout, resolve
+from secateur.errors import TraceError
+from secateur.ops.value import bind, known
+from secateur.sizes.real import Real, Whole
+from secateur.sizes.size import Attr, Dim, Expr, Lit, Op, Remembering, Size, evaluate, plain
+from secateur.state.held import Key, Place, holder, is_number, items, native, put, rebuilt
+from secateur.state.leftovers import classes, cleaned
+from secateur.state.patches import patched, same_chances
+from secateur.tracing.environment import laid_open
+from secateur.tracing.equations import Constraint
+from secateur.tracing.recorders import FunctionRecorder, OpRecorder
+from secateur.tracing.tracer import Tracer
+
+_DEEPEST = 8  # how far inside of arguments fields are looked for
+
+
+@dataclass(frozen=True)
+class Field(Place):
+    """A number among the arguments of a constructor: `path` leads there from their names."""
+
+    def __str__(self) -> str:
+        text = ""
+        for step in self.path:
+            name = step.key if isinstance(step, Key) else step
+            text += f".{name}" if isinstance(name, str) else f"[{name}]"
+        return text.lstrip(".")
+
+
+@dataclass(frozen=True)
+class Maker:
+    """How a model is built: a callable and its arguments, whose whole numbers and floats are its fields.
+
+    >>> maker = Maker(nn.Linear, {"in_features": 4, "out_features": 8})
+    >>> {str(place): value for place, value in maker.fields().items()}
+    {'in_features': 4, 'out_features': 8}
+    >>> maker.build({place: 2 * value for place, value in maker.fields().items()})
+    Linear(in_features=8, out_features=16, bias=True)
+    """
+
+    function: Callable[..., Any]
+    arguments: Mapping[str, Any]
+
+    def fields(self) -> dict[Place, float]:
+        """Every field with its value."""
+        found: dict[Place, float] = {}
+        self.changed(lambda place, value: found.setdefault(place, value))
+        return found
+
+    def build(self, values: Mapping[Place, float]) -> nn.Module:
+        """The model with other values of some fields: parameters on the meta device, buffers real."""
+        arguments = self.changed(lambda place, value: values.get(place, value))
+        with same_chances(), torch.no_grad(), _without_weights():
+            return self.function(**arguments)
+
+    def changed(self, change: Callable[[Field, float], float]) -> dict[str, Any]:
+        """Copies of the arguments, with another number in the place of each."""
+        memo: dict[int, Any] = {}
+        return {
+            name: _change(_own(each), Field("", (Key(name),)), change, memo) for name, each in self.arguments.items()
+        }
+
+
+def _own(value: Any) -> Any:
+    try:
+        return copy.deepcopy(value)
+    except Exception:  # only its own code can make one, so it is shared, and nothing in it is a field
+        return _Shared(value)
+
+
+@dataclass(frozen=True)
+class _Shared:
+    value: Any
+
+
+def _change(value: Any, place: Field, change: Callable[[Field, float], float], memo: dict[int, Any]) -> Any:
+    if isinstance(value, _Shared):
+        return value.value
+    if is_number(value) or type(value) is float:
+        return change(place, value)
+    if isinstance(value, tuple) and not isinstance(value, torch.Size):
+        return rebuilt(value, [_change(v, _at(place, i), change, memo) for i, v in enumerate(value)])
+    store = None if isinstance(value, Tensor | nn.Module) else holder(value)
+    if store is None or id(store) in memo or len(place.path) > _DEEPEST:
+        return value
+    memo[id(store)] = store
+    for step, each in list(items(store, value)):
+        new = _change(each, _at(place, step), change, memo)
+        if new is not each:
+            put(store, step, new)
+    return value
+
+
+def _at(place: Field, step: Any) -> Field:
+    return Field(place.owner, (*place.path, step))
+
+
+@contextmanager
+def _without_weights() -> Iterator[None]:
+    """Parameters are put on the meta device as they are registered, and remember what was known of their data."""
+    made: dict[int, tuple[Tensor, nn.Parameter]] = {}
+    register, new = nn.Module.register_parameter, nn.Parameter.__new__
+
+    def registered(self: nn.Module, name: str, param: Any) -> None:
+        if isinstance(param, nn.Parameter) and not param.is_meta and type(param) is nn.Parameter:
+            if id(param) not in made:
+                made[id(param)] = param, nn.Parameter(param.detach().to("meta"), param.requires_grad)
+            param = made[id(param)][1]
+        register(self, name, param)
+
+    def parameter(cls: Any, data: Any = None, *args: Any, **kwargs: Any) -> Any:
+        param = new(cls, data, *args, **kwargs)
+        value = known(data)
+        if value is not None:
+            bind(param, value)
+        return param
+
+    with patched((nn.Module, "register_parameter", registered), (nn.Parameter, "__new__", parameter)):
+        yield
+
+
+@dataclass(frozen=True)
+class Constructed:
+    """What a constructor makes: every dimension of every tensor and every number of every module, out of its fields."""
+
+    dims: Mapping[str, tuple[Sized, ...]]  # of parameters and buffers
+    numbers: Mapping[Place, Expr]  # whole numbers that modules hold
+    scales: Mapping[Place, Expr]  # floats that they hold, which are made of more than one field alone
+    fields: Mapping[Place, float]
+    constraints: tuple[Constraint, ...]  # what it asks of its fields
+
+    def now(self, expr: Expr) -> float:
+        """The value of an expression with the fields as they are."""
+        return evaluate(expr, {}, self.fields.__getitem__)
+
+
+@dataclass(frozen=True)
+class Sized:
+    """A dimension's size, and where it was given."""
+
+    size: int
+    expr: Expr
+    where: str
+
+
+def constructed(maker: Maker, model: nn.Module) -> Constructed:
+    """Follow a constructor. `model` is one that it has built before: its code is that of the model's classes."""
+    tracer = Tracer(timed=False)
+    made: list[Any] = []
+    recorder = OpRecorder(tracer, made)
+    tracer.sizes.listen(made)
+    tracer.sizes.reals = True
+
+    def remembering(place: Field, value: float) -> float:
+        expr = Attr(place)
+        return tracer.sizes.size(value, expr) if isinstance(value, int) else tracer.sizes.real(value, expr)
+
+    arguments = maker.changed(remembering)
+    try:
+        with cleaned(model), same_chances(), torch.no_grad(), laid_open(model), _without_weights(), _whole(model):
+            built = _run(recorder, tracer, maker.function, arguments)
+        if not isinstance(built, nn.Module):
+            raise TraceError(f"make= builds a model, not a {type(built).__name__}")
+        return _result(built, tracer, maker.fields())
+    finally:
+        tracer.sizes.stop_listening()
+
+
+def _run(recorder: OpRecorder, tracer: Tracer, function: Any, arguments: Mapping[str, Any]) -> Any:
+    with recorder, FunctionRecorder(tracer, recorder):
+        return function(**arguments)
+
+
+@contextmanager
+def _whole(model: nn.Module) -> Iterator[None]:
+    """`int` and the square root remember, in the modules of a model's code."""
+    homes = [sys.modules[home] for home in {kind.__module__ for kind in classes(model)} if home in sys.modules]
+    lacking = [vars(home) for home in homes if "int" not in vars(home)]
+    for names in lacking:
+        names["int"] = Whole
+    try:
+        with patched((math, "sqrt", _root)):
+            yield
+    finally:
+        for names in lacking:
+            names.pop("int", None)
+
+
+_sqrt = math.sqrt
+
+
+def _root(value: Any) -> Any:
+    return value**0.5 if isinstance(value, Size | Real) else _sqrt(value)
+
+
+def _result(built: nn.Module, tracer: Tracer, fields: Mapping[Place, float]) -> Constructed:
+    sizes = tracer.sizes
+    given: dict[Layout, tuple[Expr, str]] = {}
+    for equation in sizes.equations:
+        given.setdefault(resolve(equation.layout), (equation.expr, equation.where))
+    named = (*built.named_parameters(remove_duplicate=False), *built.named_buffers(remove_duplicate=False))
+    dims = {}
+    for name, tensor in named:
+        value = known(tensor)
+        layouts = value.dims if value is not None else [Atom(n, "made elsewhere") for n in tensor.shape]
+        dims[name] = tuple(Sized(plain(layout.size), *_expression(layout, given)) for layout in layouts)
+    constraints = [Constraint(c.symbol, c.left, c.right, c.outcome, c.where) for c in sizes.comparisons]
+    free = [c for c in constraints if not _speaks_of_axes(c.left) and not _speaks_of_axes(c.right)]
+    held = {place: value for place, value in numbers_in(built).items() if isinstance(value, Remembering)}
+    whole = {place: value.expr for place, value in held.items() if isinstance(value, int)}
+    scales = {place: v.expr for place, v in held.items() if isinstance(v, float) and not isinstance(v.expr, Attr)}
+    return Constructed(dims, whole, scales, fields, tuple(free))
+
+
+def _expression(layout: Layout, given: Mapping[Layout, tuple[Expr, str]]) -> tuple[Expr, str]:
+    """The size of a layout as an expression over fields, and where it was given."""
+    layout = resolve(layout)
+    if layout in given and not _speaks_of_axes(given[layout][0]):
+        return given[layout]
+    if isinstance(layout, Atom) or not layout.parts:
+        return Lit(layout.size), ""
+    symbol = "+" if isinstance(layout, Concat) else "*"
+    (first, where), *others = (_expression(part, given) for part in layout.parts)
+    for expr, _ in others:
+        first = Op(symbol, first, expr)
+    return first, where
+
+
+def _speaks_of_axes(expr: Expr) -> bool:
+    if isinstance(expr, Op):
+        return _speaks_of_axes(expr.left) or _speaks_of_axes(expr.right)
+    return isinstance(expr, Dim)
+
+
+def numbers_in(model: nn.Module) -> dict[Place, Any]:
+    """The whole numbers and floats that a model's modules hold, also in plain containers and objects."""
+    found: dict[Place, Any] = {}
+    seen: set[int] = set()
+
+    def visit(value: Any, place: Place) -> None:
+        if is_number(value) or isinstance(value, float):
+            found[place] = value
+        elif isinstance(value, tuple) and not isinstance(value, torch.Size):
+            for i, each in enumerate(native(value).__iter__(value)):
+                visit(each, place.at(i))
+        elif not isinstance(value, Tensor | nn.Module) or not place.path:
+            store = holder(value)
+            if store is not None and id(store) not in seen and len(place.path) <= _DEEPEST:
+                seen.add(id(store))
+                for step, each in items(store, value):
+                    visit(each, place.at(step))
+
+    for name, module in model.named_modules():
+        visit(module, Place(name, ()))
+    return found
+
+
+__all__ = ["Constructed", "Field", "Maker", "Sized", "constructed", "numbers_in"]

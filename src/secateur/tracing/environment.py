@@ -1,0 +1,59 @@
+"""What the Python around a model does behind the tracer's back, laid open for the tracing run."""
+
+import functools
+import logging
+import math
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+from unittest.mock import patch
+
+from torch import nn
+
+from secateur.compat import FAKE_LOGGER
+from secateur.sizes.size import Size
+from secateur.state.leftovers import CACHED, classes
+from secateur.state.patches import OWN_ATTENTION, SLOW_ATTENTION, UNSCRIPTED, Patch, patched
+
+# These read the digits of an int and never ask it for its value as a float.
+_DIGIT_READERS = ("log", "log2", "log10", "isqrt", "gcd", "lcm", "comb", "perm", "factorial")
+
+
+@contextmanager
+def laid_open(model: nn.Module) -> Iterator[None]:
+    """Scripted functions run as Python, attention as single ops, caches do not answer, and functions of `math` say
+    which sizes they read.
+
+    What goes wrong is raised, so torch's own account of it, a log with a traceback, is left out.
+    """
+    silent = patch.object(logging.getLogger(FAKE_LOGGER), "disabled", True)
+    with silent, patched(UNSCRIPTED, SLOW_ATTENTION, OWN_ATTENTION, *_TELLING, *uncached(model)):
+        yield
+
+
+def uncached(model: nn.Module) -> list[Patch]:
+    """What a model's code remembers by value (fake tensors, sizes without origin) is computed anew."""
+    homes = dict.fromkeys([*(kind.__module__ for kind in classes(model)), "einops.einops"])
+    return [patch for home in homes for patch in _caches(home)]
+
+
+def _caches(home: str) -> Iterator[Patch]:
+    """The functions of a Python module that remember their answers, and what they are without that."""
+    for name, value in list(vars(sys.modules[home]).items()) if home in sys.modules else ():
+        if isinstance(value, CACHED) and value.__module__ == home:
+            yield sys.modules[home], name, value.__wrapped__
+        elif isinstance(value, type) and value.__module__ == home:
+            methods = ((key, method) for key, method in list(vars(value).items()) if isinstance(method, CACHED))
+            yield from ((value, key, method.__wrapped__) for key, method in methods)
+
+
+def _telling(function: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(function)
+    def told(*args: Any) -> Any:
+        return function(*(int(a) if isinstance(a, Size) else a for a in args))
+
+    return told
+
+
+_TELLING: list[Patch] = [(math, name, _telling(getattr(math, name))) for name in _DIGIT_READERS]

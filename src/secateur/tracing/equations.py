@@ -1,0 +1,320 @@
+"""Size equations: which places absorb a cut, and which counts of axes must move together.
+
+Every size argument of the traced run is an expression that must come out as the size of a layout after any cut: for
+`x.view(n, self.heads, x.shape[-1] // self.heads)`, `heads = |axis 1|` and `|width| // heads = |axis 2|`. A place that
+the model reads (`blocks.0.attn.num_heads`) absorbs the change where it can: an equation with one unknown place is
+solved for it, which may leave another with one unknown, and so on. What is left over are constraints on counts. Those
+that hold whatever is cut, as a handful of trial cuts tell, are dropped; those that only the whole of an axis satisfies
+fix it.
+"""
+
+import math
+import random
+import re
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+from secateur.axes import Atom, Layout, Product, fix, free_atoms, note, resolve
+from secateur.axes import atoms as atoms_in
+from secateur.axes.polynomial import Counts
+from secateur.sizes.size import ARITHMETIC, COMPARISONS, Attr, Dim, Expr, Lit, Op, expr_atoms, parts, places, words
+from secateur.state.held import Place
+from secateur.tracing.tracer import Tracer
+
+Program = Callable[[Counts], Any]
+_NUMBERED = re.compile(r"\.\d+\.")
+
+
+@dataclass(frozen=True, eq=False)
+class Constraint:
+    """`left symbol right` must come out as `outcome` after any cut."""
+
+    symbol: str
+    left: Expr
+    right: Expr
+    outcome: bool
+    where: str
+    why: str = ""  # what keeps an axis whole that cannot satisfy it, if that is not plain from the rest
+
+    def __str__(self) -> str:
+        negation = "" if self.outcome else "not "
+        return f"{negation}{self.left} {self.symbol} {self.right}"
+
+    @cached_property
+    def shape(self) -> str:
+        """What it says, whichever layer it says it of."""
+        return _NUMBERED.sub(".", f"{self} at {self.where}")
+
+
+class Equations:
+    """Solved equations. `held_now` is what each place holds that they speak of, `whole` the axes that they do not let
+    lose anything, with the reason; `names` is asked what to call an axis in one.
+    """
+
+    def __init__(
+        self,
+        wanted: Iterable[Constraint],
+        seen: Iterable[Constraint],
+        said: Mapping[Place, Expr],
+        held_now: Mapping[Place, float],
+        names: Callable[[], Mapping[Atom, str]],
+    ) -> None:
+        self.wanted, self.seen, self._said = _distinct(wanted), _distinct(seen), said
+        exprs = [expr for c in (*self.wanted, *self.seen) for expr in (c.left, c.right)]
+        self.read = {place for expr in exprs for place in places(expr)}  # by code that was followed
+        self.definitions = {place: expr for place, expr in said.items() if place in held_now}
+        self.held_now = held_now
+        self.whole: dict[Atom, str] = {}
+        self._programs: dict[int, tuple[Expr, Program]] = {}  # by the id of the expression
+        self._involved: dict[tuple[Expr, ...], list[Atom]] = {}
+        self._solved = False
+        equal = (("==", True), ("!=", False))
+        self._define([*self.wanted, *(c for c in self.seen if (c.symbol, c.outcome) in equal)])
+        self._programs.clear()  # now all that can be defined is
+        self.constraints = self._tighten(self._open([*self.wanted, *self.seen]), names)
+        self._solved = True
+
+    @staticmethod
+    def of(tracer: Tracer, read: Callable[[Place], int], names: Callable[[], Mapping[Atom, str]]) -> "Equations":
+        """Those of a traced run. Axes that must stay whole are fixed; `read` tells what places hold."""
+        sizes = tracer.sizes
+        wanted = [Constraint("==", e.expr, Dim(e.layout), True, e.where) for e in sizes.equations]
+        seen = [Constraint(c.symbol, c.left, c.right, c.outcome, c.where) for c in sizes.comparisons]
+        exprs = [e for c in (*wanted, *seen) for e in (c.left, c.right)] + [use.expr for use in sizes.value_uses]
+        asked = {place for expr in exprs for place in places(expr)}
+        said = {place: expr for place, expr in tracer.said.items() if place in asked}
+        inner = {place for expr in said.values() for place in places(expr)}
+        made = Equations(wanted, seen, said, {place: read(place) for place in asked | inner}, names)
+        made.read = asked
+        for atom, reason in made.whole.items():
+            fix(atom, reason)
+        for use in sizes.value_uses:
+            for atom in made.atoms_of(use.expr):
+                note(atom, f"its size is used as a number, by {use.use} ({use.where})")
+        return made
+
+    def joined(
+        self, more: Iterable[Constraint], held: Mapping[Place, float], names: Callable[[], Mapping[Atom, str]]
+    ) -> "Equations":
+        """These and those of another program that speaks of the same axes; nothing is fixed by it."""
+        wanted = [*self.wanted, *(c for c in more if c.symbol == "==" and c.outcome)]
+        seen = [*self.seen, *(c for c in more if not (c.symbol == "==" and c.outcome))]
+        return Equations(wanted, seen, self._said, {**self.held_now, **held}, names)
+
+    # evaluation --------------------------------------------------------------------------------------------
+
+    def value(self, expr: Expr, counts: Counts) -> Any:
+        """An expression after a cut, with every place holding what it will hold."""
+        return self._program(expr)(counts)
+
+    def held(self, place: Place, counts: Counts) -> Any:
+        """What a place holds after a cut."""
+        return self._program(Attr(place))(counts)
+
+    def _program(self, expr: Expr) -> Program:
+        """A function of counts. Searches for counts evaluate the same expressions thousands of times."""
+        if isinstance(expr, Attr):
+            return self._held_program(expr.place)
+        if id(expr) not in self._programs:
+            self._programs[id(expr)] = expr, self._made(expr)
+        return self._programs[id(expr)][1]
+
+    def _made(self, expr: Op | Dim | Lit) -> Program:
+        if isinstance(expr, Op):
+            compute, left, right = ARITHMETIC[expr.symbol], self._program(expr.left), self._program(expr.right)
+            return lambda counts: compute(left(counts), right(counts))
+        if isinstance(expr, Lit):
+            value = expr.value
+            return lambda _: value
+        return _size_program(expr.layout)
+
+    def _held_program(self, place: Place) -> Program:
+        defined, now = self.definitions.get(place), self.held_now[place]
+        if defined is None:
+            return lambda _: now
+        inner = self._program(defined)
+        return (lambda counts: int(inner(counts))) if isinstance(now, int) else (lambda counts: float(inner(counts)))
+
+    def holds(self, constraint: Constraint, counts: Counts) -> bool:
+        try:
+            left, right = self.value(constraint.left, counts), self.value(constraint.right, counts)
+        except ZeroDivisionError:
+            return False
+        return COMPARISONS[constraint.symbol](left, right) == constraint.outcome
+
+    def atoms_of(self, *exprs: Expr) -> list[Atom]:
+        """The free axes whose counts an expression depends on, through places too."""
+        if self._solved and exprs in self._involved:
+            return self._involved[exprs]
+        found: dict[Atom, None] = {}
+        for expr in exprs:
+            found.update(dict.fromkeys(atom for atom in expr_atoms(expr) if atom not in self.whole))
+            for place in places(expr):
+                if place in self.definitions:
+                    found.update(dict.fromkeys(self.atoms_of(self.definitions[place])))
+        if self._solved:
+            self._involved[exprs] = list(found)
+        return list(found)
+
+    def changed_places(self, counts: Counts) -> dict[Place, Any]:
+        """The places that must be rewritten for a cut, with their new values."""
+        changed = {}
+        for place in self.definitions:
+            value = self.held(place, counts)
+            if value != self.held_now[place]:
+                changed[place] = value
+        return changed
+
+    # definitions -------------------------------------------------------------------------------------------
+
+    def _define(self, equations: list[Constraint]) -> None:
+        for equation in equations:
+            for side, other in ((equation.left, equation.right), (equation.right, equation.left)):
+                if isinstance(side, Attr) and not places(other) and self.held_now[side.place] == self.value(other, {}):
+                    self.definitions.setdefault(side.place, other)
+        pending = [e for e in equations if self._unknown(e)]
+        while pending:
+            rest = []
+            for equation in pending:
+                unknown = self._unknown(equation)
+                if len(unknown) == 1 and not self._solve(equation, unknown[0]):
+                    continue
+                if len(unknown) > 1:
+                    rest.append(equation)
+            if len(rest) == len(pending):
+                break
+            pending = [e for e in rest if self._unknown(e)]
+
+    def _unknown(self, equation: Constraint) -> list[Place]:
+        both = (*places(equation.left), *places(equation.right))
+        return [place for place in dict.fromkeys(both) if place not in self.definitions]
+
+    def _solve(self, equation: Constraint, place: Place) -> bool:
+        """Define the only unknown place of an equation, by undoing the arithmetic around it."""
+        here, there = equation.left, equation.right
+        count = [sum(isinstance(p, Attr) and p.place == place for p in parts(e)) for e in (here, there)]
+        if sum(count) != 1:
+            return False
+        if count[1]:
+            here, there = there, here
+        while isinstance(here, Op):
+            on_left = any(isinstance(p, Attr) and p.place == place for p in parts(here.left))
+            undone = _undo(here, there, on_left, real=isinstance(self.held_now[place], float))
+            if undone is None:
+                return False
+            here, there = (here.left if on_left else here.right), undone
+        if self.held_now[place] != self.value(there, {}):
+            return False
+        self.definitions[place] = there
+        return True
+
+    # constraints -------------------------------------------------------------------------------------------
+
+    def _open(self, constraints: Iterable[Constraint]) -> list[Constraint]:
+        """Those that do not hold whatever is cut, found by trying."""
+        rng = random.Random(0)
+        left = []
+        for constraint in constraints:
+            atoms = self.atoms_of(constraint.left, constraint.right)
+            if atoms and not self._always(constraint, atoms, rng):
+                left.append(constraint)
+        return left
+
+    def _always(self, constraint: Constraint, atoms: list[Atom], rng: random.Random) -> bool:
+        tries = [{atom: max(1, atom.size // 2) for atom in atoms}, dict.fromkeys(atoms, 1)]
+        tries += [{atom: rng.randint(1, atom.size) for atom in atoms} for _ in range(6)]
+        tries += [{atom: atom.size - 1} for atom in atoms[:8]]
+        literals = {p.value for e in (constraint.left, constraint.right) for p in parts(e) if isinstance(p, Lit)}
+        near = {int(n) + d for n in literals for d in (-1, 0, 1)}
+        tries += [{atom: n} for atom in atoms[:8] for n in near if 0 < n < atom.size]
+        return all(self.holds(constraint, counts) for counts in tries)
+
+    def _tighten(self, constraints: list[Constraint], names: Callable[[], Mapping[Atom, str]]) -> list[Constraint]:
+        """Fix the axes that some constraint lets keep only all of their positions; until nothing changes."""
+        while True:
+            changed = False
+            rest = []
+            for constraint in constraints:
+                atoms = self.atoms_of(constraint.left, constraint.right)
+                if not atoms:
+                    continue
+                if len(atoms) == 1 and not any(self.holds(constraint, {atoms[0]: n}) for n in range(1, atoms[0].size)):
+                    self.whole[atoms[0]] = _reason(constraint, names())
+                    changed = True
+                else:
+                    rest.append(constraint)
+            constraints = rest
+            if not changed:
+                return constraints
+
+
+def _size_program(layout: Layout) -> Program:
+    """The size of a layout, as a function of counts."""
+    layout = resolve(layout)
+    if isinstance(layout, Atom):
+        atom, size = layout, layout.size
+        return (lambda counts: counts.get(atom, size)) if layout.fixed is None else (lambda _: size)
+    if not free_atoms(layout):
+        whole = layout.size
+        return lambda _: whole
+    parts, combine = [_size_program(part) for part in layout.parts], math.prod if isinstance(layout, Product) else sum
+    return lambda counts: combine([part(counts) for part in parts])
+
+
+def _distinct(constraints: Iterable[Constraint]) -> list[Constraint]:
+    """Each only once: runs say the same about the same axes."""
+    return list({(c.symbol, c.outcome, _key(c.left), _key(c.right)): c for c in reversed([*constraints])}.values())[
+        ::-1
+    ]
+
+
+def _key(expr: Expr) -> object:
+    """What two expressions have in common that are made of the same axes, places and numbers in the same way."""
+    if isinstance(expr, Op):
+        return expr.symbol, _key(expr.left), _key(expr.right)
+    return _layout_key(resolve(expr.layout)) if isinstance(expr, Dim) else expr
+
+
+def _layout_key(layout: Layout) -> object:
+    if isinstance(layout, Atom):
+        return layout.size if layout.fixed is not None else layout
+    return type(layout), tuple(map(_layout_key, layout.parts))
+
+
+def _reason(constraint: Constraint, names: Mapping[Atom, str]) -> str:
+    """Why a constraint keeps an axis whole, in words."""
+    if constraint.why:
+        return constraint.why
+    literal = next((p for e in (constraint.left, constraint.right) for p in parts(e) if isinstance(p, Lit)), None)
+    equal = constraint.symbol == "==" and constraint.outcome
+    if equal and (isinstance(constraint.left, Lit) or isinstance(constraint.right, Lit)):
+        assert literal is not None
+        return f"{literal.value} is a literal at {constraint.where}; hold it in an attribute to make it cuttable"
+
+    def named(layout: Layout) -> str:
+        found = next((names[atom] for atom in atoms_in(layout) if atom in names), None)
+        return f"a size of {layout.size}" if found is None else f"the {layout.size} of {found}"
+
+    negation = "" if constraint.outcome else "not "
+    left, right = (words(expr, named) for expr in (constraint.left, constraint.right))
+    return f"its size must satisfy {negation}{left} {constraint.symbol} {right} at {constraint.where}"
+
+
+def _undo(op: Op, result: Expr, on_left: bool, *, real: bool) -> Expr | None:
+    """The expression for the operand on one side of `left op right = result`; None where it is not determined.
+
+    `real`: what is looked for in the end is no whole number.
+    """
+    if op.symbol in ("ceil", "round"):
+        return result
+    divided = "least ratio" if real else "//"
+    if on_left:
+        inverse = {"+": "-", "-": "+", "*": divided, "//": "*", "/": "*"}.get(op.symbol)
+        return None if inverse is None else Op(inverse, result, op.right)
+    if op.symbol in ("+", "*"):
+        return Op("-" if op.symbol == "+" else divided, result, op.left)
+    if op.symbol in ("-", "//", "/"):
+        return Op("-" if op.symbol == "-" else "/" if real else "//", op.left, result)
+    return None

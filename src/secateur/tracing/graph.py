@@ -1,0 +1,228 @@
+"""What can be cut in a model: the result of `trace`."""
+
+import math
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cache, partial
+from typing import Any
+
+import numpy as np
+from torch import nn
+
+from secateur.axes import Atom, Layout, Polynomial, atoms, fix, free_atoms, inherent, owned, resolve, why_fixed
+from secateur.state.held import Place, read
+from secateur.tracing.capture import Capture
+from secateur.tracing.equations import Constraint, Equations
+from secateur.tracing.naming import hint_attention, name_axes
+from secateur.tracing.source import Source
+from secateur.tracing.steps import Step
+from secateur.tracing.tracer import OpCost, Use
+from secateur.tracing.unreached import protect
+from secateur.tracing.variants import Unseen
+
+
+@dataclass(frozen=True)
+class Site:
+    """A dimension of a tensor that an axis is part of.
+
+    >>> str(Site("conv1.weight", 0))
+    'conv1.weight[0]'
+    """
+
+    tensor: str
+    dim: int
+
+    def __str__(self) -> str:
+        return f"{self.tensor}[{self.dim}]"
+
+
+@dataclass(frozen=True)
+class Axis:
+    """One thing that can be cut: `size` positions, each with its slice of every site.
+
+    >>> import secateur as sec, torch
+    >>> net = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.LayerNorm(8), torch.nn.Linear(8, 2))
+    >>> axis = sec.trace(net, torch.zeros(1, 4)).axes[0]
+    >>> axis.name, axis.size, len(axis.sites), axis.exact
+    ('0 features', 8, 5, False)
+
+    `why` says what makes cutting it inexact.
+    """
+
+    name: str
+    size: int
+    sites: tuple[Site, ...]
+    exact: bool
+    why: str
+    atom: Atom = field(repr=False, compare=False)
+
+
+@dataclass(frozen=True)
+class Blocked:
+    """A dimension of a tensor that cannot be cut, and the reason.
+
+    >>> import secateur as sec, torch
+    >>> sec.trace(torch.nn.Linear(4, 8), torch.zeros(1, 4)).blocked[0]
+    Blocked(tensor='weight', dim=0, reason="a dimension of the model's output")
+    """
+
+    tensor: str
+    dim: int
+    reason: str
+
+
+@dataclass(frozen=True, eq=False)
+class Graph:
+    """What can be cut in a model, what is tied, and what is blocked and why.
+
+    >>> import secateur as sec, torch
+    >>> net = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.ReLU(), torch.nn.Linear(8, 2))
+    >>> graph = sec.trace(net, torch.zeros(1, 4))
+    >>> [(axis.name, axis.size) for axis in graph.axes]
+    [('0 features', 8)]
+    >>> [str(site) for site in graph.axes[0].sites]
+    ['0.weight[0]', '0.bias[0]', '2.weight[1]']
+    """
+
+    axes: tuple[Axis, ...]
+    blocked: tuple[Blocked, ...]
+    unknown: Mapping[str, int]
+    ops: int
+    source: Source = field(repr=False)
+    example: Any = field(repr=False)
+    layouts: Mapping[str, tuple[Layout, ...]] = field(repr=False)
+    kinds: Mapping[str, str] = field(repr=False)
+    places: Mapping[str, Place] = field(repr=False)
+    equations: Equations = field(repr=False)
+    costs: tuple[OpCost, ...] = field(repr=False)
+    uses: tuple[Use, ...] = field(repr=False)
+    steps: tuple[Step, ...] = field(repr=False)  # of the run in eval mode
+    own_dims: tuple[tuple[str, tuple[Layout, ...]], ...] = field(
+        repr=False
+    )  # as tensors had them at first, in each run
+    unseen: tuple[Unseen, ...] = ()  # what no run showed
+    others: tuple[Any, ...] = field(default=(), repr=False)  # further examples, that of other sizes included
+    make: Any = field(default=None, repr=False)  # how the model is built, if the user says
+
+    @property
+    def model(self) -> nn.Module:
+        """The model, for its weights; refused with a `PlanError` if it has changed since it was traced."""
+        return self.source.model
+
+    @property
+    def constraints(self) -> list[Constraint]:
+        """What the counts of axes must satisfy beyond each axis's own size."""
+        return self.equations.constraints
+
+    def macs(self, counts: Mapping[Atom, int] | None = None) -> int:
+        """Multiply-accumulates of one run on the example, when each axis keeps `counts`."""
+        return Polynomial([(1, cost.layouts) for cost in self.costs])(counts or {})
+
+    def touched(self) -> float:
+        """The share of the parameters that some axis touches."""
+        sizes = {name: math.prod(self.source.tensors[name].shape) for name in self.source.parameters}
+        part = sum(size for name, size in sizes.items() if any(map(free_atoms, self.layouts[name])))
+        return part / max(sum(sizes.values()), 1)
+
+    def __str__(self) -> str:
+        lines = [f"{len(self.axes)} axes can be cut; they touch {self.touched():.1%} of the parameters"]
+        for axis in self.axes:
+            kind = "exact" if axis.exact else f"inexact: {axis.why}"
+            lines.append(f"  {axis.name:<40} {axis.size:>6}  {len(axis.sites):>3} sites  {kind}")
+        reasons = Counter(blocked.reason for blocked in self.blocked)
+        if reasons:
+            lines.append(f"{len(self.blocked)} dimensions cannot")
+            lines += [f"  {count:>4} × {reason}" for reason, count in reasons.most_common()]
+        if self.unseen:
+            lines += ["no run showed", *(f"  {unseen}" for unseen in self.unseen)]
+        return "\n".join(lines)
+
+
+def _keep_tables(capture: Capture) -> None:
+    """Fix what only buffers have and no product sums over: the part of a table that a longer input would need."""
+    dims = [dim for name, value in capture.values.items() if capture.kinds[name] == "parameter" for dim in value.dims]
+    dims += [layout for cost in capture.tracer.costs for layout in cost.layouts]
+    weighty = {atom for dim in dims for atom in free_atoms(dim)}
+    for name, value in capture.values.items():
+        if capture.kinds[name] == "buffer":
+            for atom in {atom for dim in value.dims for atom in free_atoms(dim)} - weighty:
+                fix(atom, "only in buffers: cutting it saves nothing, and another input may need it")
+
+
+def _keep_given(capture: Capture) -> None:
+    """Fix tensors in plain attributes that the model does not make itself: what it is given is its input."""
+    for name in capture.places.keys() - capture.rewritten:
+        for dim in capture.values[name].dims:
+            fix(dim, f"{name} is neither a parameter nor a buffer, but something that the model is given")
+
+
+def build(model: nn.Module, examples: Sequence[Any], capture: Capture, unseen: Sequence[Unseen] = ()) -> Graph:
+    """Solve the sizes, find the sites of every free axis, name them."""
+    protect(model, capture)
+    _keep_given(capture)
+    _keep_tables(capture)
+    own_dims = {name: value.dims for name, value in capture.values.items()}
+    first_sites = cache(partial(_first_sites, own_dims))
+    equations = Equations.of(capture.tracer, lambda place: int(read(model, place)), first_sites)
+    hint_attention(equations.definitions, capture.tracer.uses)
+    layouts = {name: tuple(resolve(dim) for dim in value.dims) for name, value in capture.values.items()}
+    sites: dict[Atom, list[Site]] = {}
+    blocked = []
+    for name, dims in layouts.items():
+        for i, layout in enumerate(dims):
+            free = free_atoms(layout)
+            if capture.kinds[name] == "attribute":
+                continue
+            for atom in free:
+                sites.setdefault(atom, []).append(Site(name, i))
+            if inherent(layout):
+                continue
+            if not free and layout.size > 1:
+                blocked.append(Blocked(name, i, why_fixed(layout)))
+            elif stuck := _stuck(layout):
+                blocked.append(Blocked(name, i, f"{stuck} of its {layout.size} positions: {why_fixed(layout)}"))
+    names = name_axes({atom: tuple((s.tensor, s.dim) for s in found) for atom, found in sites.items()}, layouts)
+    axes = tuple(
+        Axis(names[atom], atom.size, tuple(found), not atom.notes, "; ".join(atom.notes), atom)
+        for atom, found in sites.items()
+    )
+    return Graph(
+        axes=axes,
+        blocked=tuple(blocked),
+        unknown=dict(capture.tracer.unknown),
+        ops=capture.tracer.ops,
+        source=Source.of(model, equations.held_now),
+        example=examples[0],
+        others=tuple(examples[1:]),
+        layouts=layouts,
+        kinds=dict(capture.kinds),
+        places=dict(capture.places),
+        equations=equations,
+        costs=tuple(capture.tracer.costs),
+        uses=tuple(capture.tracer.uses),
+        steps=tuple(capture.tracer.steps),
+        own_dims=(*own_dims.items(), *capture.joined),
+        unseen=tuple(unseen),
+    )
+
+
+def _first_sites(tensors: Mapping[str, tuple[Layout, ...]]) -> dict[Atom, str]:
+    """The first dimension of a tensor that each axis is part of, to name it by before it has a name."""
+    found: dict[Atom, str] = {}
+    for name, dims in tensors.items():
+        for i, dim in enumerate(dims):
+            for atom in atoms(dim):
+                found.setdefault(atom, str(Site(name, i)))
+    return found
+
+
+def _stuck(layout: Layout) -> int:
+    """How many positions of a layout that can be cut no axis can take away."""
+    if isinstance(layout, Atom) or not any(atom.fixed for atom in atoms(layout)):
+        return 0
+    free = np.zeros(layout.size, np.bool_)
+    for atom, where, _ in owned(layout):
+        if atom.fixed is None:
+            free[where] = True
+    return int(layout.size - free.sum())

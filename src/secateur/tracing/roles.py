@@ -1,0 +1,53 @@
+"""Who makes and who reads the positions of an axis: what is needed to tell which of them contribute nothing."""
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+
+from secateur.axes import Atom, Layout, free_atoms
+from secateur.tracing.graph import Graph, Site
+
+
+@dataclass(frozen=True)
+class Roles:
+    """What the traced run did with data, seen from the model's tensors."""
+
+    reads: frozenset[Site]  # that a product with data sums over
+    makes: frozenset[Site]  # that are there in a result that data has part in
+    mixed: frozenset[Atom]  # looked at by more than reading weights: data summed with data, a reduction, a fused op
+
+
+def roles(graph: Graph) -> Roles:
+    """Go once through everything that the traced run did with data."""
+    origin = {id(dim): Site(name, i) for name, dims in graph.own_dims for i, dim in enumerate(dims)}
+    reads: set[Site] = set()
+    makes: set[Site] = set()
+    mixed: set[Atom] = set()
+    for use in graph.uses:
+        made = {atom for dims in use.made for dim in dims for atom in free_atoms(dim)}
+        summed = {atom for layout, _ in use.summed for atom in free_atoms(layout)}
+        for layout, names in use.summed:
+            if names is None:
+                mixed.update(free_atoms(layout))
+            else:
+                reads.update(_sites(graph, origin, layout, names))
+        gone = {id(layout) for layout, _ in use.summed}
+        for dims, names in use.given:
+            for dim in dims:
+                there = set(free_atoms(dim))
+                if names is None:
+                    mixed.update(there - made - summed)
+                elif id(dim) not in gone and there & made:
+                    makes.update(_sites(graph, origin, dim, names))
+    return Roles(frozenset(reads), frozenset(makes), frozenset(mixed))
+
+
+def _sites(graph: Graph, origin: Mapping[int, Site], layout: Layout, names: Iterable[str]) -> Iterator[Site]:
+    """The dimension that a layout belonged to from the start; where that is lost, all that it could be."""
+    if id(layout) in origin:
+        yield origin[id(layout)]
+        return
+    wanted = set(free_atoms(layout))
+    for name in names:
+        for i, dim in enumerate(graph.layouts[name]):
+            if wanted & set(free_atoms(dim)):
+                yield Site(name, i)

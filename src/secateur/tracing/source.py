@@ -1,0 +1,103 @@
+"""The model that a graph was traced from, for as long as it is still the model that was traced.
+
+A graph is a value, but scores are read from weights, and those are in the model. So a graph keeps it, together with
+what it looked like when it was traced: the kinds of its modules, the shapes and dtypes of its tensors, and the sizes
+in attributes that its code read. Training changes none of these; a cut does, and so does another layer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import torch
+from torch import nn
+
+from secateur.compat import is_lazy
+from secateur.distributed import plain_kind
+from secateur.errors import PlanError
+from secateur.state.held import Place, read
+
+
+class Form(NamedTuple):
+    """Of a tensor."""
+
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+
+
+@dataclass(frozen=True, eq=False)
+class Source:
+    """A traced model and what it looked like.
+
+    >>> net = nn.Sequential(nn.Linear(4, 8), nn.Linear(8, 2))
+    >>> source = Source.of(net, {})
+    >>> source.model is net
+    True
+    >>> net[1] = nn.Linear(8, 3)
+    >>> source.model
+    Traceback (most recent call last):
+    secateur.errors.PlanError: Sequential has changed since it was traced (1.weight was float32 (2, 8), is float32
+    (3, 8)); trace it anew
+    """
+
+    name: str  # of its class
+    parameters: tuple[str, ...]  # those with several names by their first
+    tensors: Mapping[str, Form]  # parameters and buffers, under all their names
+    modules: Mapping[str, type[nn.Module]]
+    attributes: Mapping[Place, float]
+    _model: nn.Module = field(repr=False)
+
+    @staticmethod
+    def of(model: nn.Module, attributes: Mapping[Place, float]) -> Source:
+        """A model as it is now; `attributes` are the sizes that its code read."""
+        return Source(
+            type(model).__name__,
+            tuple(name for name, _ in model.named_parameters()),
+            _forms(model),
+            _kinds(model),
+            attributes,
+            model,
+        )
+
+    @property
+    def model(self) -> nn.Module:
+        """The model; refused if it is not what it was."""
+        found = self.difference()
+        if found is not None:
+            raise PlanError(f"{self.name} has changed since it was traced ({found}); trace it anew")
+        return self._model
+
+    def difference(self) -> str | None:
+        """The first thing that is not as it was; None as long as there is none."""
+        was: dict[str, object] = {**self.modules, **self.tensors, **{str(p): n for p, n in self.attributes.items()}}
+        now: dict[str, object] = {**_kinds(self._model), **_forms(self._model)}
+        now |= {str(place): _held(self._model, place) for place in self.attributes}
+        for name in {**was, **now}:
+            before, after = was.get(name), now.get(name)
+            if before != after:
+                return f"{name or 'the model'} was {_said(before)}, is {_said(after)}"
+        return None
+
+
+def _kinds(model: nn.Module) -> dict[str, type[nn.Module]]:
+    return {name: plain_kind(type(module)) for name, module in model.named_modules()}
+
+
+def _forms(model: nn.Module) -> dict[str, Form]:
+    named = (*model.named_parameters(remove_duplicate=False), *model.named_buffers(remove_duplicate=False))
+    return {name: Form(() if is_lazy(tensor) else tuple(tensor.shape), tensor.dtype) for name, tensor in named}
+
+
+def _held(model: nn.Module, place: Place) -> int | None:
+    try:
+        return int(read(model, place))
+    except (AttributeError, KeyError, IndexError, TypeError, ValueError):  # nothing is there, or no number
+        return None
+
+
+def _said(thing: object) -> str:
+    if isinstance(thing, Form):
+        return f"{str(thing.dtype).removeprefix('torch.')} {thing.shape}"
+    return "not there" if thing is None else f"a {thing.__name__}" if isinstance(thing, type) else str(thing)

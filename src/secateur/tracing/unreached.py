@@ -1,0 +1,137 @@
+"""Parameters that no run reached: other inputs may, so what could feed them keeps its size, or they are cut along.
+
+A layer that did not run is fed by something that flows where it lives: into or out of the module that holds it, or of
+those beside it. Where only one axis that flows there has the size that it takes, that is the one, and the layer is cut
+along with it; where it cannot be told, all that fit stay whole.
+"""
+
+from collections.abc import Mapping
+
+from torch import nn
+
+from secateur.axes import Layout, constant, fix, free_atoms, resolve, unify
+from secateur.compat import Convolution, TransposedConvolution
+from secateur.ops.value import Value
+from secateur.sizes.size import places
+from secateur.tracing.capture import Capture
+
+_REASON = "not used when the model ran on the example"
+
+
+def idle_modules(model: nn.Module, capture: Capture) -> list[str]:
+    """The outermost modules with parameters none of which any run has used."""
+    used = {name for name, value in capture.values.items() if value.used}
+    found: list[str] = []
+    for name, module in model.named_modules():
+        own = [f"{name}.{key}" if name else key for key, _ in module.named_parameters()]
+        if own and used.isdisjoint(own) and not any(name.startswith(f"{outer}.") for outer in found):
+            found.append(name)
+    return found
+
+
+def alike_beside(model: nn.Module, name: str) -> list[str]:
+    """The modules beside one that are of the same class, with parameters of the same names and shapes."""
+    home, _, own = name.rpartition(".")
+    form = _form(model.get_submodule(name))
+    beside = model.get_submodule(home).named_children() if name else ()
+    return [f"{home}.{key}" if home else key for key, other in beside if key != own and _form(other) == form]
+
+
+def _form(module: nn.Module) -> object:
+    return type(module), {name: tensor.shape for name, tensor in module.named_parameters()}
+
+
+def protect(model: nn.Module, capture: Capture) -> None:
+    """Settle the dimensions of every parameter that no run has used, and of what may feed it."""
+    modules = dict(model.named_modules())
+    idle = idle_modules(model, capture)
+    unused = {n: v for n, v in capture.values.items() if not v.used and capture.kinds[n] == "parameter"}
+    for name in idle:
+        inside = {n: v for n, v in unused.items() if n.startswith(f"{name}." if name else "")}
+        like = next((other for other in alike_beside(model, name) if other not in idle), None)
+        if like is not None and _settled_like(name, like, inside, capture):
+            continue
+        _settle(name, inside, _flowing(name.rpartition(".")[0], modules, capture), modules[name])
+    for name, value in unused.items():
+        if not any(name.startswith(f"{outer}.") for outer in idle):
+            _settle(name, {name: value}, _flowing(name.rpartition(".")[0], modules, capture), None)
+    for value in capture.values.values():
+        if not value.used:
+            for dim in value.dims:
+                fix(dim, _REASON)
+
+
+def _settled_like(name: str, like: str, values: Mapping[str, Value], capture: Capture) -> bool:
+    """Tie a module to others as one of its kind is; what that one has for itself, this one keeps whole.
+
+    Not where the other computes with sizes that it holds: these would have to be rewritten here too.
+    """
+    own = f"{like}."
+    exprs = [side for c in capture.tracer.sizes.comparisons for side in (c.left, c.right)]
+    exprs += [equation.expr for equation in capture.tracer.sizes.equations]
+    if any(place.owner == like or place.owner.startswith(own) for expr in exprs for place in places(expr)):
+        return False
+    others = (v for n, v in capture.values.items() if not n.startswith(own) and n not in values)
+    outside = {atom for value in others for dim in value.dims for atom in free_atoms(dim)}
+    pairs = [
+        (dim, theirs)
+        for key, value in values.items()
+        for dim, theirs in zip(value.dims, capture.values[own + key.removeprefix(f"{name}.")].dims, strict=True)
+        if not outside.isdisjoint(free_atoms(theirs))
+    ]
+    _keep_whole(values, [dim for dim, _ in pairs])
+    for dim, theirs in pairs:
+        unify(dim, theirs)
+    return True
+
+
+def _keep_whole(values: Mapping[str, Value], but: list[Layout]) -> None:
+    """Settle every dimension of some tensors but for a few."""
+    for value in values.values():
+        value.used = True
+        for dim in value.dims:
+            if not any(dim is other for other in but):
+                fix(dim, _REASON)
+
+
+def _flowing(owner: str, modules: Mapping[str, nn.Module], capture: Capture) -> list[Layout]:
+    """The layouts that flow through the module that holds something, or the nearest around it that ran."""
+    while owner and not capture.flows.get(owner):
+        owner = owner.rpartition(".")[0]
+    beside = (f"{owner}.{key}" if owner else key for key, _ in modules[owner].named_children())
+    flows = [layout for name in (owner, *beside) for layout in capture.flows.get(name, ())]
+    return [layout for layout in map(resolve, flows) if not constant(layout)]
+
+
+def _settle(name: str, values: Mapping[str, Value], flowing: list[Layout], module: nn.Module | None) -> None:
+    takes, gives = _interface(values, module)
+    fed, fits = _matches(takes, flowing), _matches(gives, flowing)
+    if module is None and len(fits) == 1:  # a table, of which one dimension goes with what flows
+        fed, fits = fits, fed
+    if fed and len({id(layout) for _, layout in fed}) == 1 and not fits:
+        _keep_whole(values, [dim for dim, _ in fed])
+        for dim, layout in fed:
+            unify(dim, layout)
+        return
+    for _, layout in (*fed, *fits):
+        fix(layout, f"may feed {name}, which no run reached; give an example that does (secateur.Examples)")
+
+
+def _interface(values: Mapping[str, Value], module: nn.Module | None) -> tuple[list[Layout], list[Layout]]:
+    """The dimensions along which something that did not run may be fed, and those of what it may put out."""
+    dims = [dim for value in values.values() for dim in value.dims if dim.size > 1]
+    plain = isinstance(module, nn.Linear | Convolution) and not isinstance(module, TransposedConvolution)
+    if plain and getattr(module, "groups", 1) == 1:
+        (weight,) = (value for name, value in values.items() if name.endswith("weight"))
+        return [weight.dims[1]], [weight.dims[0]]
+    if all(sum(dim.size > 1 for dim in value.dims) == 1 for value in values.values()):
+        return dims, []  # vectors: what comes out is what went in
+    return [], dims
+
+
+def _matches(dims: list[Layout], flowing: list[Layout]) -> list[tuple[Layout, Layout]]:
+    distinct = {id(layout): layout for layout in flowing}
+    return [(dim, layout) for dim in dims for layout in distinct.values() if layout.size == dim.size]
+
+
+__all__ = ["alike_beside", "idle_modules", "protect"]

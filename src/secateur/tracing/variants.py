@@ -1,0 +1,198 @@
+"""Further runs that a model is put through by itself, beside the user's example.
+
+One run is one witness: a loop with one step, a branch that only long inputs take, code for training, a table that a
+second call finds too short are not seen in it. So the model is called again, with inputs of other sizes, twice in a
+row, and in training mode; what data decides is decided the other way; modules that no run has reached take the place of
+others of their kind that were. A call that the model refuses shows nothing. What no run showed is said.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from secateur.axes import atoms
+from secateur.tracing.capture import Capture, InputDim, ModelCall, Swaps
+from secateur.tracing.examples import Dims, arguments, resized, sizes_to_change, tensors_in, with_mask, with_numbers
+from secateur.tracing.runs import join
+from secateur.tracing.unreached import alike_beside, idle_modules
+
+_MOST_SWAPS = 4  # runs in which modules that were not reached change places with others
+_DATA = "DataDependent"  # how torch says that fake tensors have no values
+_MOST_DECISIONS = 4  # that are tried one at a time
+
+
+@dataclass(frozen=True)
+class Unseen:
+    """Something that no run showed, and where in the code it is.
+
+    >>> str(Unseen("training mode: ValueError: expected more than 1 value per channel", "net.py:12"))
+    'training mode: ValueError: expected more than 1 value per channel (net.py:12)'
+    """
+
+    what: str
+    where: str
+
+    def __str__(self) -> str:
+        return f"{self.what} ({self.where})" if self.where else self.what
+
+
+@dataclass(frozen=True)
+class Refused:
+    """Calls that a model failed on: how many it took, and what became of the next one."""
+
+    calls: int
+    problem: str
+    where: str
+
+
+Attempt = Callable[..., Capture | Refused]  # (calls, swapped, contrary, real)
+
+
+class Variants:
+    """The further runs of one model; `attempt` carries calls out."""
+
+    def __init__(self, model: nn.Module, capture: Capture, attempt: Attempt) -> None:
+        self._model, self._capture, self._attempt = model, capture, attempt
+        self.unseen: list[Unseen] = []
+        self.both_ways: set[str] = set()  # lines whose decision was seen to come out either way
+        self.accepted: list[Any] = []  # the example with other sizes, where the model takes such
+
+    def add(self, example: Any) -> None:
+        """Join what further runs show to what is known from that of an example."""
+        idle = {*idle_modules(self._model, self._capture)}
+        self._sizes(example)
+        self._decisions(example)
+        for _ in range(_MOST_SWAPS):
+            swapped = list(_swaps(self._model, self._capture, idle))
+            if not swapped or not self._joined([ModelCall(example)], swapped):
+                break
+
+    def _decisions(self, example: Any) -> None:
+        """What data decides is decided the other way: each alone, and all together."""
+        lines = [*self._capture.tracer.decisions]
+        for contrary in (*([line] for line in lines[:_MOST_DECISIONS]), *([lines] if len(lines) > 1 else [])):
+            found = self._attempt([ModelCall(example)], (), contrary)
+            if isinstance(found, Capture):
+                join(self._capture, found)
+                self.both_ways |= found.turned
+
+    def _joined(self, calls: Sequence[ModelCall], swapped: Swaps = (), *, real: bool = False) -> bool:
+        found = self._attempt(calls, swapped, real=real)
+        if isinstance(found, Capture):
+            join(self._capture, found)
+        return isinstance(found, Capture)
+
+    def _sizes(self, example: Any) -> None:
+        refused, example = None, with_numbers(self._model, example)
+        for dims in sizes_to_change(example, _tied(self._capture)):
+            longer, longest = resized(example, dims, 1), resized(example, dims, 2)
+            refused = self._in_a_row(example, longer, longest)
+            if refused is None:
+                self.accepted.append(longer)
+                return
+        problem = f": {refused.problem}" if refused is not None else ": each is that of a weight"
+        self.unseen.append(Unseen("other sizes of its inputs" + problem, refused.where if refused is not None else ""))
+        self._in_a_row(example, example, example)
+
+    def _in_a_row(self, example: Any, first: Any, second: Any) -> Refused | None:
+        """Two calls and one in training mode, with a mask, on one copy; what it does not take, alone or not at all."""
+        masked = with_mask(self._model, second)
+        calls = [ModelCall(first), ModelCall(second, again=True), ModelCall(masked, training=True)]
+        found = taken = self._following(example, calls)
+        if isinstance(found, Refused) and found.calls == 1:
+            taken = self._following(example, [calls[0], ModelCall(first)])
+            if isinstance(taken, Refused):
+                self.unseen.append(Unseen(f"a second call: {found.problem}", found.where))
+                taken = self._following(example, calls[:1])
+        elif isinstance(found, Refused) and found.calls == 2:
+            taken = self._following(example, calls[:2])
+        if isinstance(taken, Refused):
+            return taken
+        join(self._capture, taken)
+        if isinstance(found, Refused):
+            self._training(example, first, found)
+        return None
+
+    def _following(self, example: Any, calls: Sequence[ModelCall]) -> Capture | Refused:
+        found = self._attempt(calls)
+        return found if isinstance(found, Refused) else _follows(self._capture, found, example, calls[0].example)
+
+    def _training(self, example: Any, other: Any, refused: Refused) -> None:
+        """Training mode alone, with real numbers in the end: code for training often asks what was drawn."""
+        tries = [(example, True)] if _DATA in refused.problem else [(other, False), (example, False), (example, True)]
+        if not any(self._joined([ModelCall(one, training=True)], real=real) for one, real in tries):
+            self.unseen.append(Unseen(f"training mode: {refused.problem}", refused.where))
+
+
+def _follows(known: Capture, found: Capture, example: Any, longer: Any) -> Capture | Refused:
+    """A run with a larger batch, if that is what came out of it: code that is written for one batch size may run on."""
+    size, now = ((*(t.shape[0] for t in tensors_in(one) if t.ndim), 0)[0] for one in (example, longer))
+    for was, became in zip(known.outputs[0], found.outputs[0], strict=False):
+        if size != now and was[:1] == (size,) and became[:1] != (now,):
+            return Refused(0, "its output does not follow the size of the batch", "")
+    return found
+
+
+def _tied(capture: Capture) -> Dims:
+    """The dimensions of inputs that are those of some parameter."""
+    values = (value for name, value in capture.values.items() if capture.kinds[name] == "parameter")
+    found = (atom.fixed for value in values for dim in value.dims for atom in atoms(dim))
+    return frozenset(reason.place for reason in found if isinstance(reason, InputDim))
+
+
+def _swaps(model: nn.Module, capture: Capture, passed_over: set[str]) -> Iterator[tuple[str, str]]:
+    """Modules that no run has reached, each with one of its kind that the example's own run did reach."""
+    taken: set[str] = set()
+    for name in idle_modules(model, capture):
+        beside = next((n for n in alike_beside(model, name) if n not in taken and n not in passed_over), None)
+        if beside is not None:
+            taken.add(beside)
+            yield name, beside
+
+
+def never_seen(model: nn.Module, examples: Sequence[Any], capture: Capture, seen: set[str]) -> Iterator[Unseen]:
+    """What the runs that there were did not show; `seen`: lines whose decisions were seen both ways."""
+    for where in (line for line in capture.tracer.decisions if line not in seen):
+        yield Unseen("what other numbers lead to that are read from data", where)
+    for name in idle_modules(model, capture):
+        yield Unseen(f"{name}: no run reached it", _place(_code_around(model, name)))
+    left = _not_given(model, examples)
+    if left:
+        yield Unseen(f"what forward does when it is given {', '.join(left)}", _place(type(model)))
+
+
+def _not_given(model: nn.Module, examples: Sequence[Any]) -> list[str]:
+    """Arguments of forward that have a default and were left at it."""
+    signature = inspect.signature(model.forward)
+    given: set[str] = set()
+    for example in examples:
+        args, kwargs = arguments(example)
+        try:
+            bound = signature.bind(*args, **kwargs).arguments
+        except TypeError:  # hooks may change what forward is called with
+            return []
+        given |= {name for name, value in bound.items() if value is not None}
+    named = (p for p in signature.parameters.values() if p.default is not p.empty)
+    return [p.name for p in named if p.name not in given]
+
+
+def _code_around(model: nn.Module, name: str) -> type:
+    """The class whose forward would call a module: the nearest around it that is not one of torch's containers."""
+    while name:
+        name = name.rpartition(".")[0]
+        kind = type(model.get_submodule(name))
+        if not kind.__module__.startswith("torch."):
+            return kind
+    return type(model)
+
+
+def _place(kind: type) -> str:
+    """File and line of a module's forward."""
+    code = getattr(inspect.unwrap(getattr(kind, "forward", None) or kind), "__code__", None)
+    return f"{Path(code.co_filename).name}:{code.co_firstlineno}" if code is not None else ""

@@ -1,0 +1,174 @@
+"""One model that learns, one that teaches, and how far apart they are."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from secateur.errors import TrainingError
+from secateur.importance.batches import because
+from secateur.planning.plans import Plan
+from secateur.state.held import named_tensors
+from secateur.tracing.examples import arguments, handed_out, tensors_in
+from secateur.training.features import Correspondence, correspondence, difference, outputs_of
+
+_CACHED = 2**26  # numbers that the teacher said about batches that are held back, at most, to be kept
+_DROPOUT = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout, nn.FeatureAlphaDropout)
+
+Values = dict[str, Tensor]
+
+
+@dataclass(frozen=True)
+class Said:
+    """What a model puts out: the tensors of it; `classes` is the dimension of classes where they are logits."""
+
+    tensors: tuple[Tensor, ...]
+    classes: int | None = None
+
+    def apart(self, other: Said) -> Tensor:
+        """How far what a model says is from this, what it should say."""
+        if self.classes is not None:
+            return soft_difference(other.tensors[0], self.tensors[0], self.classes)
+        return torch.stack([difference(a, b) for a, b in zip(other.tensors, self.tensors, strict=True)]).mean()
+
+    def check(self, other: Said) -> None:
+        """Refuse a model that says something else."""
+        ours, theirs = ([tuple(tensor.shape) for tensor in said.tensors] for said in (other, self))
+        if not ours or ours != theirs:
+            raise TrainingError(
+                f"recover: the model puts out tensors of shapes {ours}, the teacher {theirs}; they have "
+                "to be the same, and of floating point"
+            )
+
+
+def soft_difference(ours: Tensor, theirs: Tensor, dim: int = -1) -> Tensor:
+    """The Kullback-Leibler divergence of what logits say from what they should say, the mean over all positions.
+
+    >>> round(float(soft_difference(torch.zeros(1, 2), torch.tensor([[3.0, 1.0]]).log())), 4)
+    0.1308
+    """
+    wide = torch.promote_types(ours.dtype, torch.float32)
+    learnt, wanted = (F.log_softmax(logits.to(wide), dim) for logits in (ours, theirs))
+    return F.kl_div(learnt, wanted, reduction="sum", log_target=True) * ours.shape[dim] / ours.numel()
+
+
+def _classes(model: nn.Module, logits: Tensor) -> int | None:
+    """Where the classes of logits are; None where they are not those of one choice."""
+    kind = getattr(getattr(model, "config", None), "problem_type", None)
+    dim = 1 if logits.dim() == 4 else logits.dim() - 1  # of an image, classes come before the pixels
+    return dim if kind in (None, "single_label_classification") and logits.shape[dim] > 1 else None
+
+
+class Lessons:
+    """Runs both models on a batch and compares what they put out, and what is inside."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        teacher: nn.Module,
+        plan: Plan | None,
+        task: Callable[[Any, Any], Tensor] | None,
+        inputs: Callable[[Any], Any],
+    ) -> None:
+        self.model, self.teacher = model, teacher
+        self._plan, self._task, self._inputs = plan, task, inputs
+        self._modes = [(module, module.training) for module in model.modules()]
+        self._held: Sequence[tuple[Any, Said | None]] = ()  # batches, and what the teacher says if that is kept
+        self.same = Correspondence()
+
+    def prepare(self, held: Sequence[Any]) -> None:
+        """Find layers that correspond, on the first batch that is held back; check that both models take them all."""
+        self._set_modes()
+        with torch.no_grad(), ExitStack() as stack:
+            ours, theirs = (stack.enter_context(outputs_of(model)) for model in (self.model.eval(), self.teacher))
+            wanted = self._run(self.teacher, held[0])
+            wanted.check(self._run(self.model, held[0]))
+            self.same = correspondence(ours, theirs, self._plan)
+            count = sum(tensor.numel() for tensor in wanted.tensors)
+        keep = count * len(held) <= _CACHED
+        with torch.no_grad():
+            self._held = [(batch, self._run(self.teacher, batch) if keep else None) for batch in held]
+
+    def loss(self, batch: Any) -> Tensor:
+        """What training makes smaller."""
+        names = list(self.same.layers)
+        with outputs_of(self.model, names) as ours, outputs_of(self.teacher, names) as theirs:
+            with torch.no_grad():
+                wanted = self._run(self.teacher, batch)
+            output = self._call(self.model, batch)
+            total = wanted.apart(self._said(self.model, output)) + self.same.between(ours, theirs)
+        return total if self._task is None else total + self._asked(output, batch)
+
+    @torch.no_grad()
+    def judged(self) -> float:
+        """The mean loss on what is held back: the task's if there is one, else how far the outputs are apart."""
+        self.model.eval()
+        total = 0.0
+        for batch, kept in self._held:
+            output = self._call(self.model, batch)
+            if self._task is not None:
+                total += float(self._asked(output, batch))
+            else:
+                wanted = self._run(self.teacher, batch) if kept is None else kept
+                total += float(wanted.apart(self._said(self.model, output)))
+        self._set_modes()
+        return total / len(self._held)
+
+    def values(self) -> Values:
+        """What every tensor of the model holds now."""
+        return {name: tensor.detach().clone() for name, tensor in named_tensors(self.model)}
+
+    @torch.no_grad()
+    def put(self, values: Values) -> None:
+        """Values that the model had."""
+        for name, tensor in named_tensors(self.model):
+            tensor.data.copy_(values[name])
+
+    def restore_modes(self) -> None:
+        """The modules in the modes that they were given in; what they keep for eval mode is made anew."""
+        self.model.train()
+        for module, mode in self._modes:
+            module.training = mode
+
+    def _set_modes(self) -> None:
+        """To learn, and without dropout: what is to be learnt is not noisy."""
+        self.teacher.eval()
+        for module in self.model.train().modules():
+            if isinstance(module, _DROPOUT) or hasattr(module, "drop_prob"):  # of whole paths
+                module.eval()
+
+    def _run(self, model: nn.Module, batch: Any) -> Said:
+        return self._said(model, self._call(model, batch))
+
+    def _said(self, model: nn.Module, output: Any) -> Said:
+        logits = getattr(output, "logits", None)
+        if isinstance(logits, Tensor):
+            return Said((logits,), _classes(model, logits))
+        found = (tensor for tensor in tensors_in(handed_out(model, output)) if tensor.is_floating_point())
+        return Said(tuple(found))
+
+    def _call(self, model: nn.Module, batch: Any) -> Any:
+        args, kwargs = arguments(self._inputs(batch))
+        try:
+            return model(*args, **kwargs)
+        except Exception as error:  # any code of the user's may run here
+            who = "the teacher" if model is self.teacher else "the model"
+            raise TrainingError(f"recover: {who} failed on a batch: {because(error)}") from error
+
+    def _asked(self, output: Any, batch: Any) -> Tensor:
+        assert self._task is not None
+        try:
+            found = self._task(output, batch)
+        except Exception as error:
+            raise TrainingError(f"recover: task(output, batch) failed: {because(error)}") from error
+        if not isinstance(found, Tensor) or found.numel() != 1:
+            raise TrainingError(
+                f"recover: task(output, batch) gave {found!r:.60}; it is a loss, a tensor of one number"
+            )
+        return found

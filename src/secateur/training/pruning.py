@@ -1,0 +1,205 @@
+"""One object for every loop: a plain one, Transformers' Trainer, Lightning, accelerate."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor, nn
+
+from secateur.errors import FileError, TrainingError
+from secateur.io.atomic import replacing
+from secateur.io.file import about
+from secateur.planning import Plan
+from secateur.planning.json import parse
+from secateur.state.transaction import transaction
+from secateur.tracing import unwrap
+from secateur.training.during import Floor, Run, What, Work, check_alone
+from secateur.training.optimizers import check_trains, hooked, inner
+
+if TYPE_CHECKING:
+    from secateur.training.callbacks import LightningCallback, TransformersCallback
+
+_KEY = "secateur_pruning"
+_MALFORMED = (KeyError, TypeError, ValueError, AttributeError, IndexError, RuntimeError)
+
+
+class Pruning:
+    """Cuts, penalties or masks during training, in any loop.
+
+    >>> import torch, secateur as sec
+    >>> from secateur import training
+    >>> from secateur.schedule import linear
+    >>> net = nn.Sequential(nn.Linear(4, 16), nn.ReLU(), nn.Linear(16, 2))
+    >>> optimizer, x = torch.optim.Adam(net.parameters()), torch.randn(8, 4)
+    >>> pruning = training.Pruning(training.Cuts(x, sec.Macs(0.5), every=5, schedule=linear(2)))
+    >>> pruning.begin(net, optimizer)
+    >>> for _ in range(12):
+    ...     optimizer.zero_grad()
+    ...     net(x).square().mean().backward()
+    ...     optimizer.step()
+    ...     pruning.step()
+    >>> net[0].out_features, pruning.log()["macs_part"]
+    (8, 0.5)
+
+    `what` is `Cuts(…)`, `Learned(…)` or `Masks(…)`. Call `begin` before the first step and `step` after each, where no
+    graph of the model is alive: a cut changes the model, what the optimizer holds, and `copies` of the model such as
+    timm's `ModelEmaV3` or torch's `AveragedModel`. `stops(metrics)` says whether the `floor` is missed.
+
+    For Transformers pass `pruning.transformers()` to `Trainer(callbacks=[…])`, for Lightning `pruning.lightning()`.
+    With accelerate use it as in a plain loop, and `accelerator.register_for_checkpointing(pruning)`.
+
+    To go on after an interruption build the model at its full size and call `resume(model, state)` with what
+    `state_dict()` gave, or the file that `save` wrote, before weights and optimizer are loaded.
+    """
+
+    def __init__(self, what: What, *, floor: Floor | None = None) -> None:
+        if not isinstance(what, What):
+            raise TrainingError(f"Pruning takes Cuts(…), Learned(…) or Masks(…), not {what!r:.60}")
+        self.what, self.floor = what, floor
+        self.steps = 0
+        self._run: Run | None = None
+        self._work: Work | None = None
+        self._end: Any = None
+
+    def begin(self, model: nn.Module, optimizer: Any, *, copies: Sequence[nn.Module] = ()) -> None:
+        """Take a model and the optimizer that trains it; after `resume`, those that it was called for."""
+        check_alone(model, self.what)
+        net, found = unwrap(model), inner(optimizer)
+        check_trains(found, net)
+        if self._run is None or self._work is None:
+            self._run = Run(net)
+            self._work = self.what.work(self._run)
+        elif self._run.model is not net:
+            raise TrainingError("this is not the model that `resume` was called with; make a Pruning for each model")
+        self._run.optimizer, self._run.copies = found, tuple(copies)
+        self._work.attach(self._run)
+        self._end = hooked(found, lambda: None, self._count)
+
+    def _count(self) -> None:
+        self.steps += 1
+
+    def step(self) -> None:
+        """After a step of the optimizer: what is due is done."""
+        run, work = self._begun()
+        work.after(run, self.steps)
+
+    def stops(self, metrics: Mapping[str, Any]) -> bool:
+        """Whether the floor is missed, so that training should end."""
+        return self.floor is not None and self.floor.missed(metrics)
+
+    def log(self) -> dict[str, float]:
+        """Numbers to log: sparsity, MACs, and what part of the uncut model's MACs these are."""
+        return self._begun()[1].log()
+
+    def finish(self) -> None:
+        """The end: hooks are gone, zeros are permanent."""
+        if self._work is not None:
+            self._work.finish()
+        if self._end is not None:
+            self._end()
+            self._end = None
+
+    def _begun(self) -> tuple[Run, Work]:
+        if self._run is None or self._work is None:
+            raise TrainingError("begin(model, optimizer) comes before the first step")
+        return self._run, self._work
+
+    # going on --------------------------------------------------------------------------------------------------
+
+    def state_dict(self) -> dict[str, Any]:
+        """Everything beside the weights and the optimizer's state."""
+        run, work = self._begun()
+        made = "" if run.plan is None else run.plan.to_json()
+        return {"steps": self.steps, "plan": made, "work": work.state()}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """What `state_dict` gave, where the model has the size that it had then: after `resume`, or without cuts."""
+        run, work = self._begun()
+        made = "" if run.plan is None else run.plan.to_json()
+        if state.get("plan") != made:
+            raise TrainingError("the model was cut further when this was saved: call `resume(model, state)` first")
+        work.load(state["work"])
+        self.steps = int(state["steps"])
+
+    def resume(self, model: nn.Module, state: Mapping[str, Any] | str | os.PathLike[str]) -> None:
+        """Bring a model of full size to the size, and the masks, that it had; weights are loaded afterwards."""
+        found = state if isinstance(state, Mapping) else _read(state)
+        if not {"steps", "plan", "work"} <= found.keys():
+            raise TrainingError("this is no state of a Pruning; give what its state_dict() returned")
+        run = Run(unwrap(model))
+        with transaction(run.model) as undo:
+            undo.keep_all()
+            work = self.what.work(run)
+            if found["plan"]:
+                run.cut(Plan.from_json(found["plan"]))
+            try:
+                work.load(found["work"])
+                steps = int(found["steps"])
+            except _MALFORMED as error:
+                raise TrainingError(f"this is no state of {type(self.what).__name__}(…): {error!r:.80}") from None
+        self._run, self._work, self.steps = run, work, steps
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write the state to a file; without pickle."""
+        tensors: dict[str, Tensor] = {}
+        text = json.dumps(_flat(self.state_dict(), tensors))
+        with about(path) as place, replacing(place, overwrite=True) as new:
+            save_file(tensors, new, {_KEY: text})
+
+    # in other people's loops -----------------------------------------------------------------------------------
+
+    def transformers(self) -> TransformersCallback:
+        """A `TrainerCallback` that does all of this in Transformers' Trainer."""
+        from secateur.training.callbacks import transformers_callback
+
+        return transformers_callback(self)
+
+    def lightning(self) -> LightningCallback:
+        """A `Callback` that does all of this in Lightning's Trainer."""
+        from secateur.training.callbacks import lightning_callback
+
+        return lightning_callback(self)
+
+
+def _flat(value: Any, tensors: dict[str, Tensor]) -> Any:
+    """JSON, with tensors named by their place in a list beside it."""
+    if isinstance(value, Tensor):
+        name = f"t{len(tensors)}"
+        tensors[name] = value.detach().contiguous()
+        return {"tensor": name}
+    if isinstance(value, Mapping):
+        return {"items": [[key, _flat(one, tensors)] for key, one in value.items()]}
+    if isinstance(value, tuple | list):
+        return [_flat(one, tensors) for one in value]
+    return {"float": str(value)} if isinstance(value, float) else value
+
+
+def _read(path: str | os.PathLike[str]) -> dict[str, Any]:
+    with about(path) as place:
+        try:
+            with safe_open(Path(place), framework="pt") as file:
+                data = parse(((file.metadata() or {}).get(_KEY) or "null").encode())
+                found = _unflat(data, {name: file.get_tensor(name) for name in file.keys()})  # noqa: SIM118
+        except (SafetensorError, OSError, RecursionError, *_MALFORMED) as error:
+            raise FileError(f"this is no state of a Pruning: {error}") from None
+        if not isinstance(found, dict):
+            raise FileError("this is no state of a Pruning")
+        return found
+
+
+def _unflat(value: Any, tensors: Mapping[str, Tensor]) -> Any:
+    if isinstance(value, dict):
+        if "tensor" in value:
+            return tensors[value["tensor"]]
+        if "float" in value:
+            return float(value["float"])
+        return {key: _unflat(one, tensors) for key, one in value["items"]}
+    if isinstance(value, list):
+        return [_unflat(one, tensors) for one in value]
+    return value

@@ -1,0 +1,126 @@
+"""What was lost in a cut, learnt again from the uncut model: distillation that chooses its own rate and length.
+
+Hinton, Vinyals and Dean, "Distilling the knowledge in a neural network" (2015), for outputs; Romero et al., "FitNets"
+(2015), for what is inside.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+
+from secateur.calibrate.data import like
+from secateur.errors import TrainingError
+from secateur.importance.batches import check_values
+from secateur.pipeline.apply import plan_of
+from secateur.state.held import named_tensors
+from secateur.state.transaction import transaction, untouched
+from secateur.tracing import unwrap
+from secateur.training.budget import Budget
+from secateur.training.checkpoint import Checkpoint
+from secateur.training.data import Data
+from secateur.training.lessons import Lessons
+from secateur.training.outcome import Recovered
+from secateur.training.rounds import Search
+
+Task = Callable[[Any, Any], Tensor]
+
+
+@dataclass(frozen=True)
+class _Asked:
+    """What `recover` was called with, checked."""
+
+    minutes: float
+    steps: int | None
+    task: Task | None
+
+    def __post_init__(self) -> None:
+        _check_number("minutes", self.minutes)
+        if self.steps is not None and (type(self.steps) is not int or self.steps < 1):
+            raise TrainingError(f"recover: steps is how many to take at most, from 1 on, not {self.steps!r}")
+        if self.task is not None and not callable(self.task):
+            raise TrainingError(
+                f"recover: task is a function of what the model puts out and a batch, not {self.task!r}"
+            )
+
+
+def recover(
+    model: nn.Module,
+    teacher: nn.Module,
+    batches: Any,
+    *,
+    minutes: float = 10,
+    steps: int | None = None,
+    task: Task | None = None,
+    example: Any = None,
+    checkpoint: str | os.PathLike[str] | None = None,
+    seed: int = 0,
+) -> Recovered:
+    """Train a cut model, in place, to do again what the uncut one does; it never ends worse than it began.
+
+    >>> import copy, secateur as sec, torch
+    >>> _ = torch.manual_seed(0)
+    >>> net = nn.Sequential(nn.Linear(8, 64), nn.ReLU(), nn.Linear(64, 4))
+    >>> teacher = copy.deepcopy(net)
+    >>> _ = sec.apply(net, sec.plan(sec.trace(net, torch.zeros(1, 8)), sec.Macs(0.5)))
+    >>> found = sec.recover(net, teacher, [torch.randn(64, 8) for _ in range(20)], minutes=0.5, steps=200)
+    >>> found.after < 0.5 * found.before
+    True
+
+    It needs no labels: what counts is how far the model's outputs are from those of `teacher`, and inside of it those
+    of layers that still correspond. With labels, `task(output, batch)` is a loss of what the model puts out for a whole
+    batch, such as `lambda output, batch: F.cross_entropy(output, batch[1])`, and counts as well. What a batch has
+    beyond the example that the model was traced with (or `example`) is not given to the model.
+
+    A tenth of the data is held back. On it a few short trials choose the learning rate, and rounds follow, each twice
+    as long as the one before and each with a rate that falls to zero, until one brings nothing, or the time (`minutes`)
+    or the number of `steps` is used up. `before` and `after` of the report are measured on what was held back, and the
+    model is left at the best that was found. Dropout layers are off meanwhile, batch norms learn.
+
+    With `checkpoint`, a file, each round is kept there; the same call in a new process goes on from it. If anything
+    goes wrong, an interrupt too, the model is as it was.
+    """
+    asked = _Asked(minutes, steps, task)
+    inner, uncut = unwrap(model), unwrap(teacher)
+    _check_models(model, inner, uncut)
+    data = Data(batches)
+    plan = plan_of(inner)
+    wanted = example if example is not None or plan is None else plan.example
+    lessons = Lessons(inner, uncut, plan, task, lambda batch: batch if wanted is None else like(wanted, batch))
+    budget = Budget(time.perf_counter() + 60 * minutes, math.inf if steps is None else asked.steps or 0)
+    with untouched(uncut), transaction(inner) as undo:
+        undo.keep_all()
+        lessons.prepare(data.held)
+        kept = None if checkpoint is None else Checkpoint.of(checkpoint, inner, seed)
+        found = Search(lessons, data, budget, seed, kept).run()
+        lessons.restore_modes()
+    return found
+
+
+def _check_number(name: str, value: object) -> None:
+    good = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value) and value > 0
+    if not good:
+        raise TrainingError(f"recover: {name} is a number above 0, not {value!r}")
+
+
+def _check_models(model: nn.Module, inner: nn.Module, uncut: nn.Module) -> None:
+    if isinstance(model, DistributedDataParallel):
+        raise TrainingError("recover: it trains in one process; pass the model inside, `model.module`, on one rank")
+    ours, theirs = ({id(t): name for name, t in named_tensors(m) if t.numel()} for m in (inner, uncut))
+    shared = ours.keys() & theirs.keys()
+    if shared:
+        raise TrainingError(
+            f"recover: the teacher has the model's own {ours[next(iter(shared))]}, so that it would change with it; "
+            "make a copy before the cut, `teacher = copy.deepcopy(model)`"
+        )
+    if not any(p.requires_grad for p in inner.parameters()):
+        raise TrainingError("recover: no parameter of the model has requires_grad, so there is nothing to train")
+    for each in (inner, uncut):
+        check_values(each, (*each.parameters(), *each.buffers()), "recover")

@@ -1,0 +1,141 @@
+"""Rounds of training: which rate, how long, and what came of it."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import islice
+from typing import Any
+
+import torch
+
+from secateur.errors import TrainingError
+from secateur.progress import progress
+from secateur.training.budget import Budget
+from secateur.training.checkpoint import Checkpoint, Found
+from secateur.training.data import Data
+from secateur.training.lessons import Lessons
+from secateur.training.outcome import Recovered, Trained
+
+_RATES = (3e-5, 1e-4, 3e-4, 1e-3, 3e-3, 1e-2)  # of Adam, which are tried from the third on
+_FIRST = 2
+_TRIAL = 1 / 25  # of the budget
+_LONGEST_TRIAL = 100  # steps
+_ROUND = 1000  # steps of the first round; each that follows is twice as long
+_WARM = 0.1  # the part of a round in which the rate rises
+_WORTH = 0.995  # a round that leaves more than this of the loss brought nothing
+_IDLE = 2  # so many such rounds in a row, and it ends
+_SLOWER = 1 / 3  # after a round that ended worse than it began
+
+
+@dataclass
+class Search:
+    """Short trials choose a rate; rounds follow, each twice as long, from the best so far."""
+
+    lessons: Lessons
+    data: Data
+    budget: Budget
+    seed: int
+    checkpoint: Checkpoint | None
+
+    def run(self) -> Recovered:
+        """Everything that the budget allows; the model is left at the best."""
+        before = self.lessons.judged()
+        if not math.isfinite(before):
+            raise TrainingError(f"recover: the loss on what is held back is {before}; the model puts out no numbers")
+        self._before = self._loss = before
+        self._rounds: list[Trained] = []
+        self._best = self.lessons.values()
+        self._long_rounds(self._resumed() or self._begun())
+        self.lessons.put(self._best)
+        for parameter in self.lessons.model.parameters():
+            parameter.grad = None
+        return Recovered(tuple(self._rounds), tuple(self.lessons.same.layers), before)
+
+    def _begun(self) -> Found:
+        rate = self._rate()
+        return Found(self._rounds, rate, _ROUND, 0, self.budget.taken, self._best)
+
+    def _resumed(self) -> Found | None:
+        """Go on from a checkpoint."""
+        found = None if self.checkpoint is None else self.checkpoint.resume()
+        if found is not None:
+            self._rounds = list(found.rounds)
+            self._best = dict(found.values)
+            self._loss = Recovered(found.rounds, (), self._before).after
+            self.budget.spend(found.taken, sum(one.seconds for one in found.rounds))
+        return found
+
+    def _rate(self) -> float:
+        """The rate that does best in a short trial, found by going up or down from the middle."""
+        origin, start, length = self._best, self._before, self._trial_length()
+        found: dict[int, float] = {}
+        trials: list[Trained] = []  # all on the same batches
+
+        def tried(i: int) -> float:
+            if i not in found:
+                self.lessons.put(origin)
+                one = self._round(_RATES[i], length, start)
+                trials.append(one)
+                found[i] = one.after if math.isfinite(one.after) else math.inf
+                if found[i] < self._loss:
+                    self._best, self._loss = self.lessons.values(), found[i]
+            return found[i]
+
+        at = _FIRST
+        step = 1 if tried(at + 1) < tried(at) else -1
+        at = at + 1 if step == 1 else at
+        while 0 <= at + step < len(_RATES) and tried(at + step) < found[at]:
+            at += step
+        self._rounds = trials
+        return _RATES[at]
+
+    def _trial_length(self) -> int:
+        self._round(_RATES[0], min(2, self.budget.left()), math.inf)  # nothing is known of the speed yet
+        left = self.budget.left()
+        return min(_LONGEST_TRIAL, max(5, round(left * _TRIAL)), left)
+
+    def _long_rounds(self, found: Found) -> None:
+        rate, length, idle = found.rate, found.length, found.idle
+        while idle < _IDLE and not self.budget.over and (left := self.budget.left()) > 0:
+            self.lessons.put(self._best)
+            one = self._round(rate, left if left < 1.5 * length else length, self._loss)
+            self._rounds.append(one)
+            idle = 0 if one.after < _WORTH * self._loss else idle + 1
+            if one.better:
+                self._best, self._loss = self.lessons.values(), one.after
+                length *= 2
+            else:
+                rate *= _SLOWER
+            if self.checkpoint is not None:
+                self.checkpoint.commit(Found(self._rounds, rate, length, idle, self.budget.taken, self._best))
+
+    def _round(self, rate: float, steps: int, before: float) -> Trained:
+        """Train for some steps, the rate first rising, then falling to zero."""
+        start = time.perf_counter()
+        taken = 0
+        weights = [p for p in self.lessons.model.parameters() if p.requires_grad]
+        optimizer = torch.optim.AdamW(weights, lr=rate, weight_decay=0.0)
+        for part, batch in self._batches(steps):
+            for group in optimizer.param_groups:
+                group["lr"] = rate * min(part / _WARM, 1.0) * 0.5 * (1 + math.cos(math.pi * part))
+            optimizer.zero_grad()
+            loss = self.lessons.loss(batch)
+            loss.backward()
+            torch.nn.utils.clip_grad_norm_(weights, 1.0)
+            optimizer.step()
+            taken += 1
+            if not math.isfinite(loss.item()) or self.budget.over:
+                break
+        after = self.lessons.judged()
+        seconds = time.perf_counter() - start
+        self.budget.spend(taken, seconds)
+        return Trained(rate, taken, before, after, seconds)
+
+    def _batches(self, steps: int) -> Iterator[tuple[float, Any]]:
+        """Batches, each with how far the round is then."""
+        stream = islice(self.data.stream(self.seed + 1000 * len(self._rounds)), steps)
+        for i, batch in enumerate(progress(stream, "recovering")):
+            yield (i + 0.5) / steps, batch

@@ -1,0 +1,82 @@
+"""`secateur sparsify`: what it writes is opened by what opened the model."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from command_line import Command
+from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
+
+import secateur as sec
+from secateur.cli.exits import Exit
+
+DATA = """
+import torch
+
+def tokens():
+    chance = torch.Generator().manual_seed(0)
+    return [{"input_ids": torch.randint(50, (2, 12), generator=chance)} for _ in range(2)]
+"""
+
+
+def test_a_folder_of_transformers_opens_again(command: Command, tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 1, "vocab_size": 50}
+    config = LlamaConfig(**sizes, num_attention_heads=4, num_key_value_heads=2)
+    LlamaForCausalLM(config).to(torch.bfloat16).save_pretrained(tmp_path / "model")
+    (tmp_path / "model" / "tokenizer.json").write_text("{}")
+    (tmp_path / "data.py").write_text(DATA)
+    arguments = ["--nm", "2:4", "--data", f"{tmp_path}/data.py:tokens", "--out", str(tmp_path / "out"), "--json"]
+    done = command("sparsify", f"transformers:{tmp_path}/model", *arguments)
+    assert done.code == Exit.DONE, done.err
+    told = json.loads(done.out)
+    assert told["sparsity"] == 0.5
+    assert {"model.safetensors", "config.json", "tokenizer.json", "sparsity.json"} <= set(told["files"])
+    model = AutoModelForCausalLM.from_pretrained(tmp_path / "out")
+    weight = model.model.layers[0].mlp.up_proj.weight
+    assert weight.dtype == torch.bfloat16
+    assert ((weight.view(-1, 4) != 0).sum(1) <= 2).all()
+    assert model.lm_head.weight.all()
+
+
+def test_another_model_becomes_a_file_for_load(command: Command, tmp_path: Path) -> None:
+    arguments = [
+        "--sparsity",
+        "0.5",
+        "--method",
+        "sparsegpt",
+        "--data",
+        "net.py:examples",
+        "--out",
+        str(tmp_path / "out"),
+    ]
+    done = command("sparsify", "net.py:build", *arguments)
+    assert done.code == Exit.DONE, done.err
+    assert "2.weight" in done.out
+    fresh = torch.nn.Sequential(
+        *(torch.nn.Linear(4, 16), torch.nn.ReLU(), torch.nn.Linear(16, 8), torch.nn.ReLU(), torch.nn.Linear(8, 2))
+    )
+    sec.load(tmp_path / "out" / "model.safetensors", fresh)
+    assert int((fresh[2].weight == 0).sum()) == 64
+
+
+@pytest.mark.parametrize(
+    ("options", "exit_", "says"),
+    [
+        (["--nm", "2-4"], Exit.USAGE, "say N:M"),
+        (["--nm", "5:4"], Exit.USAGE, "n is at most m"),
+        (["--block", "4"], Exit.USAGE, "say HxW"),
+        (["--sparsity", "1.5"], Exit.USAGE, "fraction of zeros"),
+        (["--sparsity", "0.5", "--nm", "2:4"], Exit.USAGE, "not allowed with"),
+        ([], Exit.USAGE, "required"),
+        (["--nm", "3:7"], Exit.TARGET, "no multiple of 7"),
+    ],
+)
+def test_bad_arguments(command: Command, tmp_path: Path, options: list[str], exit_: Exit, says: str) -> None:
+    done = command("sparsify", "net.py:build", *options, "--data", "net.py:examples", "--out", str(tmp_path / "out"))
+    assert done.code == exit_, done.err
+    assert says in done.err
+    assert not (tmp_path / "out").exists()

@@ -1,0 +1,73 @@
+"""A language model is pruned with a text: its own tokenizer, windows, and perplexity on what was not fitted."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+import tokenizers
+import torch
+import transformers
+from command_line import Command
+
+from secateur.cli.exits import Exit
+
+WORDS = [f"w{n}" for n in range(40)]
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A Llama that has learnt that each word follows another, with its tokenizer."""
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 1, "num_attention_heads": 4}
+    config = transformers.LlamaConfig(vocab_size=41, num_key_value_heads=2, max_position_embeddings=32, **sizes)
+    model = transformers.LlamaForCausalLM(config)
+    optimizer = torch.optim.Adam(model.parameters(), 3e-3)
+    steps = torch.arange(32)
+    for _ in range(60):
+        batch = (torch.randint(0, 40, (16, 1)) + steps) % 40
+        model(input_ids=batch, labels=batch).loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    model.save_pretrained(tmp_path / "tiny")
+    words = tokenizers.Tokenizer(tokenizers.models.WordLevel({**{w: n for n, w in enumerate(WORDS)}, "?": 40}, "?"))
+    words.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
+    transformers.PreTrainedTokenizerFast(tokenizer_object=words, unk_token="?").save_pretrained(tmp_path / "tiny")
+    return tmp_path / "tiny"
+
+
+def corpus(words: int) -> Path:
+    path = Path("corpus.txt")
+    path.write_text(" ".join(WORDS[n % 40] for n in range(words)))
+    return path
+
+
+def test_a_text_ranks_refits_and_judges(command: Command, folder: Path) -> None:
+    more = ("--importance", "reconstruction", "--compensate", "--data", str(corpus(32 * 24)))
+    ended = command("prune", f"transformers:{folder}", "--params", "0.5", "--out", "out", *more)
+    assert ended.code == Exit.DONE, ended.err
+    before, after = map(float, re.search(r"perplexity on text.*: ([\d.]+) → ([\d.]+)", ended.err).groups())
+    assert 1 <= before < 3  # it had learnt to count
+    assert before <= after < 20  # far below the 40 of a guess
+    assert Path("out/model.safetensors").exists()
+
+
+def test_texts_that_cannot_be_used(command: Command, folder: Path) -> None:
+    def said(model: str, data: str) -> tuple[int, str]:
+        ended = command("prune", model, "--ratio", "0.5", "--compensate", "--data", data)
+        assert not Path("tiny-pruned").exists()
+        return ended.code, ended.error
+
+    model = f"transformers:{folder}"
+    code, error = said(model, str(corpus(100)))
+    assert (code, "100 tokens" in error, "it takes 256" in error) == (Exit.INPUT, True, True)
+    assert said("timm:resnet18", "corpus.txt")[0] == Exit.USAGE
+    assert said(model, "nowhere.txt")[0] == Exit.INPUT
+    Path("binary.txt").write_bytes(b"\xff\xfe\x00")
+    assert "cannot be read as text" in said(model, "binary.txt")[1]
+    for file in folder.glob("token*"):
+        file.unlink()
+    code, error = said(model, str(corpus(32 * 9 + 1)))
+    assert code == Exit.INPUT
+    assert "no tokenizer" in error

@@ -1,0 +1,192 @@
+"""What a rank does with a model that is spread over ranks; the jobs that `test_sharding.py` asks for."""
+
+import copy
+import os
+from functools import partial
+from importlib import import_module
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+
+import secateur as sec
+from secateur.distributed import alone
+
+IDS = {"input_ids": torch.arange(6)[None]}
+
+
+def llama(**more):
+    import_module("conftest")  # lets Transformers import torchvision beside a CPU build of torch
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    torch.manual_seed(1)
+    heads = {"num_attention_heads": 4, "num_key_value_heads": 2}
+    config = LlamaConfig(vocab_size=32, hidden_size=32, intermediate_size=48, num_hidden_layers=1, **heads, **more)
+    return LlamaForCausalLM(config).eval()
+
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.up, self.norm, self.mid, self.down = (
+            nn.Linear(8, 32),
+            nn.BatchNorm1d(32),
+            nn.Linear(32, 32),
+            nn.Linear(32, 4),
+        )
+        self.register_buffer("offset", torch.rand(32), persistent=False)
+
+    def forward(self, x):
+        return self.down(torch.relu(self.mid(torch.relu(self.norm(self.up(x)) + self.offset))))
+
+
+def net():
+    torch.manual_seed(2)
+    return Net().eval()
+
+
+def per_layer(model):
+    for layer in getattr(getattr(model, "model", model), "layers", None) or [model.up, model.mid]:
+        fully_shard(layer)
+    fully_shard(model)
+
+
+def whole(model):
+    """The state of a sharded model, put together on every rank."""
+    return {k: v.full_tensor() if isinstance(v, DTensor) else v.clone() for k, v in model.state_dict().items()}
+
+
+def distance(a, b):
+    assert a.keys() == b.keys()
+    assert all(a[name].shape == b[name].shape for name in a)
+    return max(float((a[name].double() - b[name].double()).abs().max()) for name in a)
+
+
+def out(model, example):
+    with torch.no_grad():
+        made = model(**example) if isinstance(example, dict) else model(example)
+    made = made.logits if hasattr(made, "logits") else made
+    return made.full_tensor() if isinstance(made, DTensor) else made
+
+
+def train(model, optimizer, batches):
+    for batch in batches:
+        made = model(**batch) if isinstance(batch, dict) else model(batch)
+        (made.logits if hasattr(made, "logits") else made).square().sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+def reference(make, example, batches, target, **more):
+    """The same on one process."""
+    with alone():
+        model = make()
+        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+        train(model, optimizer, batches[:1])
+        plan = sec.plan(sec.trace(model, example, variants=False), target, **more)
+        sec.apply(model, plan, optimizer=optimizer, verify=False)
+        cut = copy.deepcopy(model.state_dict()), out(model, example)
+        train(model, optimizer, batches[1:])
+    return plan, cut, model.state_dict()
+
+
+def cut(name, make, shard, example, batches, **more):
+    """Trace, plan, cut and train a sharded model; how far it is from one process at each step."""
+    target = sec.Ratio(0.5)
+    plan, (state, put), trained = reference(make, example, batches, target, **more)
+    model = make()
+    shard(model)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    train(model, optimizer, batches[:1])
+    out(model, example)  # leaves the root of FSDP2 with whole parameters
+    before = {name: type(module) for name, module in model.named_modules()}
+    made = sec.plan(sec.trace(model, example, variants=False), target, **more)
+    kinds = {name: type(module) for name, module in model.named_modules()} == before
+    other = torch.optim.SGD(model.parameters(), lr=0.1)  # one that is not passed
+    sec.apply(model, made, shard=shard, optimizer=optimizer)
+    found = {"plan": made.kept == plan.kept, "kinds": kinds, "cut": distance(whole(model), state)}
+    found["sharded"] = sum(isinstance(param, DTensor) for param in model.parameters())
+    found["out"] = float((out(model, example) - put).abs().max())
+    try:
+        other.step()
+    except sec.ApplyError as error:
+        found["other"] = str(error)
+    train(model, optimizer, batches[1:])
+    found["trained"] = distance(whole(model), trained)
+    found["ties"] = len(dict(model.named_parameters())) == len(dict(make().named_parameters()))
+    path = Path(os.environ["SECATEUR_JOBS_OUT"], f"{name}.safetensors")
+    sec.save(model, path)
+    with alone():
+        found["saved"] = distance(sec.load(path, make()).state_dict(), whole(model))
+    return found
+
+
+BATCHES = [torch.randn(16, 8, generator=torch.Generator().manual_seed(i)) for i in range(3)]
+
+
+def fsdp_net(rank, world):
+    return cut("net", net, fully_shard, torch.zeros(2, 8), BATCHES)
+
+
+def fsdp_llama(rank, world):
+    return cut("llama", partial(llama, tie_word_embeddings=True), per_layer, IDS, [IDS, IDS, IDS])
+
+
+def in_parallel(model):
+    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+    parallelize_module(model, mesh, {"up": ColwiseParallel(), "mid": RowwiseParallel()})
+
+
+class Mlp(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.up, self.mid, self.down = nn.Linear(8, 32), nn.Linear(32, 16), nn.Linear(16, 4)
+
+    def forward(self, x):
+        return self.down(torch.relu(self.mid(torch.relu(self.up(x)))))
+
+
+def mlp():
+    torch.manual_seed(3)
+    return Mlp()
+
+
+def tensor_parallel(rank, world):
+    return cut("mlp", mlp, in_parallel, torch.zeros(2, 8), BATCHES, round_to=world)
+
+
+def refusals(rank, world):
+    """What does not work says so on every rank, and leaves the model as it was."""
+    plain = net()
+    plan = sec.plan(sec.trace(plain, torch.zeros(2, 8)), sec.Ratio(0.5))
+    model = net()
+    per_layer(model)
+    graph = sec.trace(model, torch.zeros(2, 8))
+    before, hooks = whole(model), [list(module._forward_pre_hooks) for module in model.modules()]
+    calls = {
+        "apply": lambda: sec.apply(model, plan),
+        "compress": lambda: sec.compress(model, torch.zeros(2, 8), sec.Macs(0.5), BATCHES),
+        "not in place": lambda: sec.apply(model, plan, shard=lambda m: nn.Sequential(m)),
+        "fails": lambda: sec.apply(model, plan, shard=lambda m: (fully_shard(m), 1 / (rank - 1))[0]),
+        "plain": lambda: sec.apply(net(), plan, shard=fully_shard),
+        "data": lambda: sec.plan(graph, sec.Ratio(0.5), importance=sec.Activation(BATCHES)),
+    }
+    said = {}
+    for name, call in calls.items():
+        try:
+            call()
+            said[name] = "nothing was raised"
+        except (sec.SecateurError, ZeroDivisionError) as error:
+            said[name] = f"{type(error).__name__}: {error}"
+    same = distance(whole(model), before) == 0
+    same &= hooks == [list(module._forward_pre_hooks) for module in model.modules()]
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    single = net()
+    train(model, optimizer, BATCHES)
+    train(single, torch.optim.SGD(single.parameters(), lr=0.1), BATCHES)
+    return {"said": said, "same": same, "trains on": distance(whole(model), single.state_dict())}

@@ -1,0 +1,88 @@
+"""A model that every rank has: one plan, one result, and an error on one rank is an error on all.
+
+Starting processes takes longer than what they do, so each test starts them once and looks at many things.
+"""
+
+from processes import result, run
+
+TWO = ["plan_from_data", "compress", "refit", "other_plans", "bad_batch", "data_that_raises", "proof_that_fails"]
+TWO += ["other_calls", "measured", "one_rank_alone", "ddp", "iterate", "iterate_killed"]
+
+
+def results(found, name):
+    return [result(rank, name) for rank in found]
+
+
+def test_two_ranks(tmp_path, monkeypatch):
+    monkeypatch.setenv("SECATEUR_JOBS_FOLDER", str(tmp_path))
+    two = run(2, TWO)
+    the_data_of_all_ranks_makes_the_plan_of_one_process(two)
+    plans_that_differ_and_errors_are_raised_on_every_rank(two)
+    ddp_synchronises_or_refuses(two)
+    rounds_go_on_after_a_rank_was_killed(two, tmp_path)
+
+
+def the_data_of_all_ranks_makes_the_plan_of_one_process(two):
+    for found in results(two, "plan_from_data"):
+        assert found["Activation"][0]
+        assert found["Reconstruction"][0]
+    assert any(not found["Activation"][1] for found in results(two, "plan_from_data"))  # its own data is not enough
+    assert results(two, "compress") == [True, True]
+    assert results(two, "refit") == [True, True]
+    assert results(two, "one_rank_alone") == [True, False]
+
+
+def plans_that_differ_and_errors_are_raised_on_every_rank(two):
+    for said in results(two, "other_plans"):
+        assert "rank 1 has another plan than rank 0" in said
+    for name, told, own in (
+        ("bad_batch", "batch", "batch"),
+        ("data_that_raises", "rank 1 failed: OSError: the disk of this rank is gone", "the disk of this rank is gone"),
+        ("proof_that_fails", "rank 1 failed: VerifyError: on this rank only", "on this rank only"),
+        ("other_calls", "this rank is at 'apply', rank 1 at 'compress: batches'", "rank 0 at 'apply'"),
+    ):
+        first, second = results(two, name)
+        assert told in first
+        assert own in second
+        assert max(rank[name]["seconds"] for rank in two) < 10
+    for said in results(two, "measured"):
+        assert all("plan on one rank" in each for each in said)
+
+
+def ddp_synchronises_or_refuses(two):
+    for found in results(two, "ddp"):
+        assert "wrap the model anew" in found["stale"]
+        assert found["right"]
+        assert found["in step"]
+
+
+def rounds_go_on_after_a_rank_was_killed(two, folder):
+    """Rank 0 writes, all resume, and end where they would have without."""
+    (whole, metrics, files), (other, others, _) = results(two, "iterate")
+    assert whole == other
+    assert metrics == others  # those of rank 0
+    assert files == ["round-003.safetensors", "state.json"]
+    assert "result" not in two[0].get("iterate_killed", {})
+    assert "iterate_killed" not in two[1]
+    assert (folder / "state.json").exists()
+    again = run(2, ["iterate_resumed", "killed"])
+    for found in results(again, "iterate_resumed"):
+        assert found == [whole, metrics, files]
+    said, seconds = result(again[0], "killed")
+    assert "nothing was heard of rank 1" in said
+    assert seconds < 20
+    assert "killed" not in again[1]
+
+
+def test_four_ranks():
+    """One of them without data; and models that are spread over them."""
+    four = run(4, ["plan_from_data", "compress", "data_that_raises", "fsdp_net", "tensor_parallel"])
+    assert results(four, "compress") == [True] * 4
+    assert all(each["Activation"][0] and each["Reconstruction"][0] for each in results(four, "plan_from_data"))
+    assert all("the disk of this rank is gone" in said for said in results(four, "data_that_raises"))
+    for name in ("fsdp_net", "tensor_parallel"):
+        for found in results(four, name):
+            assert found["plan"]
+            assert found["cut"] <= 1e-6
+            assert found["trained"] <= 1e-4
+            assert found["saved"] == 0

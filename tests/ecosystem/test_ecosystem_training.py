@@ -1,0 +1,233 @@
+"""The same object in other people's loops: real runs of the real packages."""
+
+import copy
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.utils.data import DataLoader, Dataset, TensorDataset
+
+import secateur as sec
+from secateur import training
+from secateur.schedule import linear
+
+pytestmark = pytest.mark.ecosystem
+
+TOKENS = torch.randint(0, 50, (64, 12), generator=torch.Generator().manual_seed(0))
+
+
+class Sentences(Dataset):
+    def __len__(self):
+        return len(TOKENS)
+
+    def __getitem__(self, i):
+        return {"input_ids": TOKENS[i], "labels": int(TOKENS[i, 0] > 25)}
+
+
+def bert(seed=0):
+    from transformers import BertConfig, BertForSequenceClassification
+
+    torch.manual_seed(seed)
+    sizes = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
+    return BertForSequenceClassification(BertConfig(vocab_size=50, max_position_embeddings=16, **sizes))
+
+
+def arguments(folder, **more):
+    from transformers import TrainingArguments
+
+    plain = {"use_cpu": True, "report_to": [], "disable_tqdm": True, "logging_steps": 2, "save_strategy": "no"}
+    sizes = {"per_device_train_batch_size": 8, "max_steps": 12, "learning_rate": 1e-3, "seed": 1}
+    return TrainingArguments(str(folder), **{**plain, **sizes, **more})
+
+
+EXAMPLE = {"input_ids": TOKENS[:1]}
+WHATS = {
+    "cuts": lambda: training.Cuts(EXAMPLE, sec.Macs(0.8), every=3, schedule=linear(2)),
+    "learned": lambda: training.Learned(EXAMPLE, sec.Macs(0.9), steps=20, strength=1e-3),
+    "masks": lambda: training.Masks(training.RigL(0.8, every=2, end=50), protect=("classifier",)),
+}
+
+
+@pytest.mark.parametrize("kind", WHATS)
+def test_transformers_trains_logs_and_goes_on(kind, tmp_path):
+    from transformers import Trainer
+
+    steps = 24 if kind == "learned" else 12
+    more = {"max_steps": steps, "save_strategy": "steps", "save_steps": steps // 2, "gradient_accumulation_steps": 2}
+    pruning, model = training.Pruning(WHATS[kind]()), bert()
+    trainer = Trainer(
+        model, arguments(tmp_path / "a", **more), train_dataset=Sentences(), callbacks=[pruning.transformers()]
+    )
+    trainer.train()
+    log = pruning.log()
+    logged = [entry for entry in trainer.state.log_history if log.keys() <= entry.keys()]
+    assert logged
+    assert logged[-1][next(iter(log))] == pytest.approx(next(iter(log.values())))
+    if kind == "masks":
+        assert log["sparsity"] == pytest.approx(0.8, abs=0.02)
+    else:
+        assert sec.macs(model, EXAMPLE) == log["macs"] < sec.macs(bert(), EXAMPLE)
+
+    half = tmp_path / "a" / f"checkpoint-{steps // 2}"
+    again, other = bert(seed=5), training.Pruning(WHATS[kind]())
+    other.resume(again, half / "pruning.safetensors")
+    second = Trainer(
+        again, arguments(tmp_path / "b", **more), train_dataset=Sentences(), callbacks=[other.transformers()]
+    )
+    second.train(resume_from_checkpoint=str(half))
+    ours, theirs = model.state_dict(), again.state_dict()
+    assert {name: tuple(t.shape) for name, t in ours.items()} == {name: tuple(t.shape) for name, t in theirs.items()}
+    assert all(torch.allclose(ours[name].float(), theirs[name].float(), atol=1e-5) for name in ours)
+
+
+def test_transformers_stops_at_the_floor(tmp_path):
+    from transformers import Trainer
+
+    pruning = training.Pruning(WHATS["cuts"](), floor=training.Floor("eval_accuracy", 2.0))
+    trainer = Trainer(
+        bert(),
+        arguments(tmp_path, eval_strategy="steps", eval_steps=4),
+        train_dataset=Sentences(),
+        eval_dataset=Sentences(),
+        compute_metrics=lambda found: {"accuracy": float((found.predictions.argmax(-1) == found.label_ids).mean())},
+        callbacks=[pruning.transformers()],
+    )
+    trainer.train()
+    assert trainer.state.global_step == 4
+
+
+def net(seed=0):
+    torch.manual_seed(seed)
+    return nn.Sequential(nn.Linear(6, 24), nn.BatchNorm1d(24), nn.ReLU(), nn.Linear(24, 3))
+
+
+X = torch.randn(64, 6, generator=torch.Generator().manual_seed(5))
+SMALL = {
+    "cuts": lambda: training.Cuts(X[:1], sec.Macs(0.5), every=3, schedule=linear(2)),
+    "learned": lambda: training.Learned(X[:1], sec.Macs(0.5), steps=20, strength=1e-3),
+    "masks": lambda: training.Masks(training.SET(0.8, every=2, end=50)),
+}
+
+
+def module(seed=0):
+    package = pytest.importorskip("pytorch_lightning")
+
+    class Module(package.LightningModule):
+        def __init__(self):
+            super().__init__()
+            self.net = net(seed)
+
+        def forward(self, x):
+            return self.net(x)
+
+        def training_step(self, batch, _):
+            return F.mse_loss(self(batch[0]), batch[0][:, :3])
+
+        def validation_step(self, batch, _):
+            self.log("good", -1.0)
+
+        def configure_optimizers(self):
+            return torch.optim.AdamW(self.parameters(), 1e-2)
+
+    return Module()
+
+
+def lightning(folder, pruning, steps):
+    package = pytest.importorskip("pytorch_lightning")
+    from pytorch_lightning.callbacks import ModelCheckpoint
+
+    keep = ModelCheckpoint(folder, every_n_train_steps=6, save_top_k=-1, filename="{step}")
+    quiet = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False}
+    return package.Trainer(
+        max_steps=steps, accelerator="cpu", default_root_dir=folder, callbacks=[pruning.lightning(), keep], **quiet
+    )
+
+
+@pytest.mark.parametrize("kind", SMALL)
+def test_lightning_trains_logs_and_goes_on(kind, tmp_path):
+    steps, loader = 24, DataLoader(TensorDataset(X), batch_size=16)
+    model, pruning = module(), training.Pruning(SMALL[kind]())
+    trainer = lightning(tmp_path / "a", pruning, steps)
+    trainer.fit(model, loader)
+    log = pruning.log()
+    assert log.keys() <= trainer.callback_metrics.keys()
+    if kind != "masks":
+        assert sec.macs(model.net, X[:1]) == log["macs"] <= 0.5 * sec.macs(net(), X[:1])
+
+    file = tmp_path / "a" / "step=12.ckpt"
+    state = torch.load(file, weights_only=True)["callbacks"]["SecateurPruning"]
+    again, other = module(seed=4), training.Pruning(SMALL[kind]())
+    other.resume(again, state)
+    lightning(tmp_path / "b", other, steps).fit(again, loader, ckpt_path=str(file))
+    assert other.log() == log
+    ours, theirs = model.state_dict(), again.state_dict()
+    assert all(torch.allclose(ours[name], theirs[name], atol=1e-6) for name in ours)
+
+
+def test_lightning_stops_at_the_floor(tmp_path):
+    loader = DataLoader(TensorDataset(X), batch_size=16)
+    trainer = lightning(tmp_path, training.Pruning(SMALL["cuts"](), floor=training.Floor("good", 0.0)), 40)
+    trainer.fit(module(), loader, loader)
+    assert trainer.global_step == 4
+
+
+def test_accelerate_trains_and_goes_on(tmp_path):
+    accelerate = pytest.importorskip("accelerate")
+    found = {}
+    for stopped in (False, True):
+        accelerator = accelerate.Accelerator(cpu=True)
+        model, pruning = net(), training.Pruning(SMALL["masks"]())
+        if stopped:
+            pruning.resume(model, tmp_path / "pruning")
+        optimizer = torch.optim.AdamW(model.parameters(), 1e-2)
+        if not stopped:
+            pruning.begin(model, optimizer)
+        model, optimizer = accelerator.prepare(model, optimizer)
+        if stopped:
+            accelerator.load_state(str(tmp_path / "state"))
+            pruning.begin(accelerator.unwrap_model(model), optimizer)
+        for i in range(6 if stopped else 0, 12):
+            optimizer.zero_grad()
+            accelerator.backward(F.mse_loss(model(X), X[:, :3]))
+            optimizer.step()
+            pruning.step()
+            if i == 5 and not stopped:
+                accelerator.save_state(str(tmp_path / "state"))
+                pruning.save(tmp_path / "pruning")
+        found[stopped] = copy.deepcopy(accelerator.unwrap_model(model).state_dict())
+        assert pruning.steps == 12
+    assert all(torch.equal(found[False][name], found[True][name]) for name in found[False])
+
+
+SCRIPT = """
+import sys, torch
+sys.path.insert(0, {tests!r})
+import conftest
+from test_ecosystem_training import Sentences, arguments, bert, training
+from transformers import Trainer
+pruning = training.Pruning(training.Masks(training.RigL(0.8, every=2, end=50), protect=("classifier",)))
+model = bert()
+trainer = Trainer(model, arguments({folder!r}), train_dataset=Sentences(), callbacks=[pruning.transformers()])
+masks = {{}}
+trainer.train()
+zeros = [int((p == 0).sum()) for p in model.parameters()]
+at = [p.eq(0).flatten().nonzero().flatten()[:50].tolist() for p in model.parameters() if p.dim() > 1]
+open({folder!r} + "/" + str(trainer.args.process_index), "w").write(repr((zeros, at)))
+"""
+
+
+def test_two_processes_of_transformers_have_the_same_zeros(tmp_path):
+    here = Path(__file__).resolve()
+    script = tmp_path / "run.py"
+    text = SCRIPT.format(tests=str(here.parents[1]), folder=str(tmp_path))
+    script.write_text(text.replace("import conftest\n", f"import conftest\nsys.path.insert(0, {str(here.parent)!r})\n"))
+    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--standalone", str(script)]
+    subprocess.run(command, check=True, timeout=500)
+    first, second = ((tmp_path / rank).read_text() for rank in "01")
+    assert first == second
+    assert sum(json.loads(first.replace("(", "[").replace(")", "]"))[0]) > 1000
