@@ -319,7 +319,7 @@ def test_what_is_kept_is_no_larger_than_the_parameters(kind: Any) -> None:
     criterion = made(kind, lambda: (torch.randn(4096, 3) for _ in range(3)))
     problem = Problem(graph, criterion, exact=False, protect=(), round_to=1)
     problem.scores(graph.axes[0])
-    held = sum(t.numel() for t in tensors_in(problem._scores))
+    held = sum(t.numel() for t in tensors_in(problem._scores()))
     assert 0 < held <= 4 * sum(p.numel() for p in net.parameters())
 
 

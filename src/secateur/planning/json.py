@@ -1,6 +1,7 @@
 """Plans as JSON: versioned, the same on every machine, refused unless every field is what it should be."""
 
 import json
+import math
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from typing import Any
@@ -115,8 +116,7 @@ def from_data(data: Any) -> Plan:
             kept={name: _kept(_mapping(t, shown(name)).get("keep"), name, masks) for name, t in tensors.items()},
             shapes={name: _ints(t.get("shape"), f"shape of {shown(name)}") for name, t in tensors.items()},
             attributes=tuple(
-                (place, _number(item, "was"), _number(item, "value"))
-                for place, item in _places(data.get("attributes"), "attributes").items()
+                (place, *_numbers(item)) for place, item in _places(data.get("attributes"), "attributes").items()
             ),
             kept_in_attributes=tuple(
                 (place, _kept(item.get("keep"), str(place), masks))
@@ -235,9 +235,13 @@ def _typed(item: Mapping[str, Any], key: str, kind: type) -> Any:
     return value
 
 
-def _number(item: Mapping[str, Any], key: str) -> Any:
-    """A whole number, or another one; no text, no truth value."""
-    return _typed(item, key, float if type(item.get(key)) is float else int)
+def _numbers(item: Mapping[str, Any]) -> tuple[Any, Any]:
+    """What an attribute was and will be: two whole numbers, or two floats where a model holds a float."""
+    kind = float if type(item.get("was")) is float else int
+    numbers = _typed(item, "was", kind), _typed(item, "value", kind)
+    if not all(map(math.isfinite, numbers)):
+        raise PlanError(f"this is not a plan: {shown(numbers)} are not finite numbers")
+    return numbers
 
 
 def _fields(item: Any) -> dict[str, Any]:

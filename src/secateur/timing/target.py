@@ -136,7 +136,7 @@ class Latency(Budget):
         problem = unnamed(problem)
         cost, timing = self.cost(problem), learnt(problem.graph)[1]
         whole, asked = timing.median, self.share(timing.median)
-        goal = whole * asked * (_AIM if asked < 1 else 1)
+        goal = whole * asked * (_AIM if asked < 1 else 1 + 1e-6)  # rounding is no reason to cut
         trials: list[tuple[Counts, Confirmation]] = []
         points = {cost.clock({}): whole}
         for _ in range(_ROUNDS):
