@@ -14,6 +14,7 @@ from secateur.sparse.scores import RIA, magnitude, wanda
 from secateur.sparse.sparsegpt import SparseGPT
 
 METHODS: tuple[Method, ...] = (magnitude, wanda, RIA(), SparseGPT(), ADMM(), ADMM(dense=False))
+METHOD_NAMES = tuple(getattr(method, "__name__", str(method)) for method in METHODS)
 PATTERNS = (Unstructured(0.5), NM(2, 4), NM(4, 8), Block(2, 1), Block(1, 4))
 
 
@@ -49,7 +50,7 @@ def _least(problem: Problem, pattern: Pattern) -> float:
 
 
 @pytest.mark.parametrize("pattern", PATTERNS, ids=str)
-@pytest.mark.parametrize("method", METHODS, ids=str)
+@pytest.mark.parametrize("method", METHODS, ids=METHOD_NAMES)
 def test_what_comes_out_has_the_pattern(method: Method, pattern: Pattern) -> None:
     problem = _problem(0, outputs=4, inputs=16)
     weight = method(problem, pattern)
@@ -60,7 +61,7 @@ def test_what_comes_out_has_the_pattern(method: Method, pattern: Pattern) -> Non
     assert not (weight[0][~rule]).any()
 
 
-@pytest.mark.parametrize("method", METHODS, ids=str)
+@pytest.mark.parametrize("method", METHODS, ids=METHOD_NAMES)
 def test_zeros_stay_zeros(method: Method) -> None:
     problem = _problem(1, outputs=4, inputs=16)
     weight = problem.weight.clone()
@@ -166,7 +167,7 @@ def test_outputs_with_a_higher_price_keep_more() -> None:
     assert kept[0, 0] == 0
 
 
-@pytest.mark.parametrize("method", METHODS, ids=str)
+@pytest.mark.parametrize("method", METHODS, ids=METHOD_NAMES)
 def test_groups_are_solved_each_with_its_own_inputs(method: Method) -> None:
     one, two = _problem(9, inputs=8), _problem(10, inputs=8)
     fields = ("weight", "xx", "yx", "free", "price")
@@ -175,7 +176,7 @@ def test_groups_are_solved_each_with_its_own_inputs(method: Method) -> None:
     assert torch.allclose(method(both, NM(2, 4)), apart, atol=1e-5)
 
 
-@pytest.mark.parametrize("method", METHODS, ids=str)
+@pytest.mark.parametrize("method", METHODS, ids=METHOD_NAMES)
 def test_an_input_that_is_always_zero(method: Method) -> None:
     x = torch.randn(50, 8, generator=torch.Generator().manual_seed(11))
     x[:, 3] = 0
