@@ -79,7 +79,7 @@ def _from_nothing(file: Stored, make: Callable[..., nn.Module] | None) -> nn.Mod
     """The model of a file, built without weights, cut, and filled."""
     said = header_of(file)
     if said.origin is None and not isinstance(make, functools.partial):
-        why = f": {shown(said.unbuilt)}" if said.unbuilt else ""
+        why = f" ({ascii(said.unbuilt)[1:-1]})" if said.unbuilt else ""
         raise FileError(f"it does not say how the model is built{why}; pass one of full size, load(path, model)")
     try:
         maker = Maker(make, {}) if said.origin is None else said.origin.maker(make)

@@ -1,17 +1,17 @@
 """`save_pretrained` of a cut model: where the configuration alone cannot say what is left, the plan goes beside it.
 
-A cut model of Transformers or diffusers has a `save_pretrained` of its own, which calls that of its class. What that
-writes is an ordinary checkpoint if the plan was loadable. Any other would be opened at another size, in part or not at
-all. So the plan is put beside the weights, and the configuration is marked with an entry that `from_pretrained` cannot
-read past: its message tells how to open the folder.
+From the first cut of a model of Transformers or diffusers on, their `save_pretrained` asks whether the model was cut.
+What it writes then is an ordinary checkpoint if the plan was loadable. Any other would be opened at another size, in part
+or not at all. So the plan is put beside the weights, and the configuration is marked with an entry that
+`from_pretrained` cannot read past: its message tells how to open the folder.
 """
 
 from __future__ import annotations
 
+import functools
 import json
 import sys
 import warnings
-import weakref
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -25,7 +25,7 @@ from secateur.planning.plans import Plan
 from secateur.surgery.bias import added_biases, with_added
 
 PLAN = "secateur.json"
-HOOK = "save_pretrained"
+_NAME = "save_pretrained"
 _HOW = "this model was cut with Secateur: open the folder with secateur.load(folder)"
 # An entry that each library refuses in its own words, which quote it.
 _MARKS: dict[str, Mapping[str, Any]] = {
@@ -33,15 +33,6 @@ _MARKS: dict[str, Mapping[str, Any]] = {
     "diffusers": {"quantization_config": {"quant_method": _HOW}},
 }
 _BASES = {"transformers": "PreTrainedModel", "diffusers": "ModelMixin"}
-
-
-def library_of(model: nn.Module) -> str | None:
-    """The library whose `save_pretrained` a model has."""
-    for library, base in _BASES.items():
-        kind = getattr(sys.modules.get(library), base, None)
-        if kind is not None and isinstance(model, kind):
-            return library
-    return None
 
 
 def marked(config: Mapping[str, Any], library: str) -> dict[str, Any]:
@@ -58,31 +49,48 @@ def is_marked(config: Mapping[str, Any]) -> bool:
     return any(all(config.get(key) == value for key, value in mark.items()) for mark in _MARKS.values())
 
 
-class SavePretrained:
-    """`save_pretrained` of one cut model; a copy of the model has a copy of its own."""
-
-    def __init__(self, model: nn.Module) -> None:
-        self._model = weakref.ref(model)  # a model that holds itself would stay in memory longer than it is used
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> SavePretrained:
-        model = self._model()
-        return SavePretrained(memo.get(id(model), model))
+class Watched:
+    """What a cut model holds so that its `save_pretrained` is watched, also where it is unpickled."""
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return SavePretrained, (self._model(),)
+        return _watched, (type(self),)
 
-    def __call__(self, save_directory: Any, *args: Any, **kwargs: Any) -> Any:
-        model = self._model()
-        assert model is not None
-        own = getattr(type(model), HOOK)
-        plan = model.__dict__.get("_secateur_plan")
-        library = library_of(model)
-        adapters = bool(getattr(model, "_hf_peft_config_loaded", False))  # then only these are written
-        if not isinstance(plan, Plan) or library is None or adapters or (plan.loadable and not added_biases(model)):
-            return own(model, save_directory, *args, **kwargs)
+
+def _watched(kind: type[Watched]) -> Watched:
+    for library, base in _BASES.items():
+        if (found := getattr(sys.modules.get(library), base, None)) is not None:
+            _wrap(found, library)
+    return kind()
+
+
+def watch(model: nn.Module) -> None:
+    """See to it that `save_pretrained` asks whether a model was cut. Models that were not are none of its business."""
+    for library, base in _BASES.items():
+        found = getattr(sys.modules.get(library), base, None)
+        if found is not None and isinstance(model, found):
+            for kind in type(model).__mro__:
+                if issubclass(kind, found) and _NAME in vars(kind):
+                    _wrap(kind, library)
+            model.__dict__["_secateur_watched"] = Watched()
+
+
+def _wrap(kind: Any, library: str) -> None:
+    own = vars(kind)[_NAME]
+    if getattr(own, "secateur", False):
+        return
+
+    @functools.wraps(own)
+    def save_pretrained(self: Any, save_directory: Any, *args: Any, **kwargs: Any) -> Any:
+        plan = self.__dict__.get("_secateur_plan")
+        adapters = bool(getattr(self, "_hf_peft_config_loaded", False))  # then only these are written
+        if not isinstance(plan, Plan) or adapters or (plan.loadable and not added_biases(self)):
+            return own(self, save_directory, *args, **kwargs)
         if kwargs.get("push_to_hub"):
             raise FileError(f"{save_directory}: save the cut model first, then upload the folder; push_to_hub=False")
-        return _save(model, plan, library, own, Path(save_directory), args, kwargs)
+        return _save(self, plan, library, own, Path(save_directory), args, kwargs)
+
+    save_pretrained.secateur = True  # type: ignore[attr-defined]
+    setattr(kind, _NAME, save_pretrained)
 
 
 def _save(model: nn.Module, plan: Plan, library: str, own: Any, folder: Path, args: Any, kwargs: Any) -> Any:
@@ -92,7 +100,7 @@ def _save(model: nn.Module, plan: Plan, library: str, own: Any, folder: Path, ar
         warnings.warn(
             f"{folder}: opening it will take a model of full size, secateur.load(folder, model): {found.why}",
             SecateurWarning,
-            stacklevel=3,
+            stacklevel=4,
         )
     if found.tables:
         state = kwargs.get("state_dict")
@@ -111,4 +119,4 @@ def _save(model: nn.Module, plan: Plan, library: str, own: Any, folder: Path, ar
     return done
 
 
-__all__ = ["HOOK", "PLAN", "SavePretrained", "is_marked", "library_of", "marked"]
+__all__ = ["PLAN", "is_marked", "marked", "watch"]

@@ -28,8 +28,7 @@ from secateur.tracing.makers import maker_of
 from secateur.tracing.origins import Origin
 from secateur.tracing.shell import buffers, shell, tables
 
-_PASSING = frozenset(("training", "generation_config", "name_or_path", "save_pretrained", "_secateur_plan"))
-_PASSING |= {"_secateur_outcome", "_secateur_added_bias", "_is_hf_initialized", "hf_device_map"}
+_PASSING = frozenset(("training", "generation_config", "name_or_path"))
 _OF_FILES = frozenset(("architectures", "dtype", "torch_dtype", "transformers_version"))  # in a config
 
 
