@@ -18,6 +18,8 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 import secateur as sec
 from secateur.io import load, save
+from secateur.tracing.constructor import Maker
+from secateur.tracing.shell import shell
 
 WORDS = {"input_ids": torch.arange(5)[None]}
 
@@ -42,7 +44,7 @@ def refuses(path: Path, change: Callable[[dict[str, Any]], Any], words: str) -> 
     assert len(str(caught.value)) < 1000
 
 
-def origin(library: str, name: str, **arguments: Any) -> Callable[[dict[str, Any]], Any]:
+def origin(library: str, name: str, /, **arguments: Any) -> Callable[[dict[str, Any]], Any]:
     return lambda said: said.update(library=library, name=name, arguments=json.dumps(arguments))
 
 
@@ -159,21 +161,33 @@ def test_entries_of_another_type(tmp_path: Path) -> None:
             load(genuine().changed(lambda said, k=key, e=entry: said.update({k: e})).to(tmp_path / "file"))
 
 
-def test_a_constructor_that_connects(tmp_path: Path) -> None:
-    """Building reaches no network, whatever the arguments ask for, and other code goes on to."""
+def test_a_constructor_that_connects_or_reads() -> None:
+    """Building what a file names reaches no network and no files, whatever the arguments ask for."""
 
     class Fetching(nn.Module):
-        def __init__(self, port: int) -> None:
+        def __init__(self, port: int = 0, path: str = "") -> None:
             super().__init__()
-            socket.create_connection(("127.0.0.1", port), timeout=5).close()
+            if port:
+                socket.create_connection(("127.0.0.1", port), timeout=5).close()
+            if path:
+                Path(path).read_text()
             self.layer = nn.Linear(2, 2)
 
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
-        save(Fetching(port), tmp_path / "file")
-        with pytest.raises(sec.FileError, match="connects to another machine"):
-            load(tmp_path / "file", make=functools.partial(Fetching, port))
-        Fetching(port)
+        with pytest.raises(sec.SecateurError, match="connects to another machine"):
+            shell(Maker(Fetching, {"port": port}), 2)
+        shell(Maker(Fetching, {"port": port}), 2, closed=False)
+    with pytest.raises(sec.SecateurError, match="opens '/etc/passwd'"):
+        shell(Maker(Fetching, {"path": "/etc/passwd"}), 2)
+    Fetching(path="/etc/passwd")
+
+
+def test_a_configuration_that_reads_files(tmp_path: Path) -> None:
+    """timm's models in Transformers may be named by a folder."""
+    (tmp_path / "config.json").write_text(json.dumps({"architecture": "resnet18"}))
+    change = origin("transformers", "TimmWrapperModel", architecture=f"local-dir:{tmp_path}", model_type="timm_wrapper")
+    refuses(tmp_path / "file", change, "opens '.*config.json'|could not be built")
 
 
 def test_nothing_is_imported_or_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

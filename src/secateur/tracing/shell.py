@@ -1,13 +1,19 @@
 """A model without weights, from its constructor: parameters on the meta device, buffers and other tables real.
 
-What the constructor is called with may come from a file of unknown origin: it gets no memory and no network to waste.
+What the constructor is called with may come from a file of unknown origin: it gets no memory to waste, no network, and no
+files.
 """
 
 from __future__ import annotations
 
+import builtins
+import functools
+import io
+import os
 import socket
-from collections.abc import Iterator
-from contextlib import contextmanager
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -29,21 +35,24 @@ _MADE = frozenset(
 )
 
 
-def shell(maker: Maker, parameters: int) -> nn.Module:
-    """The model that a constructor makes, without its weights; refused where it has more than so many parameters.
+def shell(maker: Maker, parameters: int, *, closed: bool = True) -> nn.Module:
+    """The model that a constructor makes, without its weights; refused where it has far more than so many parameters.
 
     >>> made = shell(Maker(nn.Linear, {"in_features": 4, "out_features": 10**6}), 2)
     >>> made.weight.device, made.weight.shape
     (device(type='meta'), torch.Size([1000000, 4]))
+
+    `closed`: it gets no files and no network, either.
     """
+    build = functools.partial(_made, maker, parameters, _closed if closed else nullcontext)
     try:
-        made = _made(maker, parameters, bare=True)
+        made = build(bare=True)
     except (_RefusedError, TooManyError):
         raise
     except Exception:  # code that reads the weights it has just made
         made = None
     if made is None or any(table.is_meta for _, table in tables(made)):
-        made = _made(maker, parameters, bare=False)
+        made = build(bare=False)
     return made
 
 
@@ -51,9 +60,9 @@ class _RefusedError(TraceError):
     """A constructor does what building a model does not need."""
 
 
-def _made(maker: Maker, parameters: int, *, bare: bool) -> nn.Module:
+def _made(maker: Maker, parameters: int, apart: Callable[[], Any], *, bare: bool) -> nn.Module:
     arguments = maker.changed(lambda _place, value: value)
-    with same_chances(), torch.no_grad(), _offline(), without_weights(4 * parameters + 64), _Frugal(bare):
+    with same_chances(), torch.no_grad(), apart(), without_weights(4 * parameters + 64), _Frugal(bare):
         built = maker.function(**arguments)
     if not isinstance(built, nn.Module):
         raise TraceError(f"it builds a {type(built).__name__}, not a model")
@@ -80,14 +89,29 @@ class _Frugal(TorchFunctionMode):
 
 
 @contextmanager
-def _offline() -> Iterator[None]:
-    """No connection is made in this thread: a constructor that asks for pretrained weights fails."""
+def _closed() -> Iterator[None]:
+    """In this thread no connection is made, and no file is opened but those of Python and its packages."""
 
-    def refused(self: Any, *_: Any) -> None:
-        raise _RefusedError("its constructor connects to another machine")
+    def connects(self: Any, *_: Any) -> None:
+        raise _RefusedError("its constructor connects to another machine, or asks for weights that are there")
 
-    with patched((socket.socket, "connect", refused), (socket.socket, "connect_ex", refused)):
+    def opens(file: Any, mode: str = "r", *args: Any, **kwargs: Any) -> Any:
+        if isinstance(file, int) or set(mode) & set("wax+") or not _is_pythons(os.fspath(file)):
+            raise _RefusedError(f"its constructor opens {file!r:.80}")
+        return _open(file, mode, *args, **kwargs)
+
+    files = ((builtins, "open", opens), (io, "open", opens))
+    with patched(*files, (socket.socket, "connect", connects), (socket.socket, "connect_ex", connects)):
         yield
+
+
+_open = open
+
+
+def _is_pythons(path: Any) -> bool:
+    homes = (sys.prefix, sys.base_prefix, os.path.dirname(torch.__file__))
+    real = os.path.realpath(os.fsdecode(path))
+    return any(os.path.commonpath([real, os.path.realpath(home)]) == os.path.realpath(home) for home in homes)
 
 
 def tables(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
