@@ -118,6 +118,17 @@ def test_from_pretrained_refuses_and_says_what_to_do(name: str, tmp_path: Path) 
                 opens(tmp_path, **more)
 
 
+@pytest.mark.parametrize("name", PRETRAINED)
+def test_models_that_from_pretrained_opened(name: str, tmp_path: Path) -> None:
+    """These differ from freshly built ones in flags and paths, and in nothing that they compute."""
+    build, example = PRETRAINED[name]
+    first = build()
+    first.save_pretrained(tmp_path / "whole")
+    model = type(first).from_pretrained(tmp_path / "whole", attn_implementation="eager")
+    sec.apply(model, sec.plan(sec.trace(model, example, variants=False), sec.Params(0.7)), verify=False)
+    check_both_ways(model, example, tmp_path)
+
+
 @pytest.mark.parametrize("name", ["vit_tiny_patch16_224", "resnet18"])
 def test_timm(name: str, tmp_path: Path) -> None:
     model, example = timm.create_model(name, num_classes=5).eval(), torch.ones(1, 3, 224, 224)

@@ -142,13 +142,13 @@ def _carry_out(model: nn.Module, header: Header, file: Stored, undo: Transaction
         state = State.of(model)
         for name, tensor in state.tensors.items():
             if name in values:
-                _check_tensor(name, values[name], tensor, typed=undo is not None)
+                _check_tensor(name, values[name], tensor, undo is not None)
         if undo is None:
             _realise(model, values, header, file)
         else:
             cut = set() if header.plan is None else set(header.plan.kept)  # these get their old memory back
             undo.keep(*(t for name, t in state.tensors.items() if name in values and name not in cut))
-        fill(model, values)
+        fill(model, values if undo is not None else {name: values[name] for name in state.extra})
     except SecateurError:
         raise
     except Exception as error:  # sizes that contradict each other, or a set_extra_state, fail in ways of their own
@@ -177,7 +177,7 @@ def _check_sizes(state: State, stored: dict[str, str], file: Stored) -> None:
             raise FileError(f"{shown(name)} is {sizes}; {_AS_BUILT}")
 
 
-def _check_tensor(name: str, value: Tensor, tensor: Tensor, *, typed: bool) -> None:
+def _check_tensor(name: str, value: Tensor, tensor: Tensor, typed: bool) -> None:
     if tensor.is_meta and typed:
         raise FileError(f"{name} of the model is on the meta device; call model.to_empty(device=…) first")
     if value.shape != tensor.shape:

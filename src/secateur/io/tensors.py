@@ -97,6 +97,8 @@ def _like(tensor: Tensor, value: Tensor) -> Tensor:
     """A tensor of a value, which is a parameter if the other is one."""
     made = value.clone()
     if isinstance(tensor, nn.Parameter):
-        made = nn.Parameter(made, requires_grad=tensor.requires_grad and (made.is_floating_point() or made.is_complex()))
+        made = nn.Parameter(
+            made, requires_grad=tensor.requires_grad and (made.is_floating_point() or made.is_complex())
+        )
         made.__dict__.update(tensor.__dict__)
     return made

@@ -28,7 +28,7 @@ from secateur.tracing.makers import maker_of
 from secateur.tracing.origins import Origin
 from secateur.tracing.shell import buffers, shell, tables
 
-_PASSING = frozenset(("training", "generation_config", "name_or_path"))
+_PASSING = frozenset(("training", "generation_config", "name_or_path", "_is_hf_initialized"))
 _OF_FILES = frozenset(("architectures", "dtype", "torch_dtype", "transformers_version"))  # in a config
 
 

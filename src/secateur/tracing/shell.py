@@ -96,8 +96,10 @@ def _closed() -> Iterator[None]:
         raise _RefusedError("its constructor connects to another machine, or asks for weights that are there")
 
     def opens(file: Any, mode: str = "r", *args: Any, **kwargs: Any) -> Any:
-        if isinstance(file, int) or set(mode) & set("wax+") or not _is_pythons(os.fspath(file)):
-            raise _RefusedError(f"its constructor opens {file!r:.80}")
+        if isinstance(file, int):
+            raise _RefusedError("its constructor opens a file")
+        if set(mode) & set("wax+") or not _is_pythons(os.fspath(file)):
+            raise _RefusedError(f"its constructor opens {os.fspath(file)!r:.80}")
         return _open(file, mode, *args, **kwargs)
 
     files = ((builtins, "open", opens), (io, "open", opens))
