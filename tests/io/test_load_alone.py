@@ -183,7 +183,7 @@ def test_arguments_that_are_no_plain_values(tmp_path: Path) -> None:
 
 def test_a_model_whose_constructor_is_not_known(tmp_path: Path) -> None:
     sec.save(nn.Linear(2, 2), tmp_path / "file")
-    with pytest.raises(sec.FileError, match="how a Linear is built is not known.*pass one of full size"):
+    with pytest.raises(sec.FileError, match=r"how a Linear is built is not known.*pass one of full size"):
         sec.load(tmp_path / "file")
 
 

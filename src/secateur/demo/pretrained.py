@@ -19,7 +19,7 @@ from secateur.progress import progress
 from secateur.tracing import trace
 
 _WORDS, _LENGTH, _BATCH = 32, 16, 64
-_SIZES = {"hidden_size": 64, "intermediate_size": 192, "num_hidden_layers": 2}
+_SIZES: dict[str, Any] = {"hidden_size": 64, "intermediate_size": 192, "num_hidden_layers": 2}
 
 
 @dataclass(frozen=True)

@@ -55,7 +55,7 @@ def header_of(stored: Stored, model: nn.Module | None = None) -> Header:
 
 
 class Folder:
-    """A checkpoint with a plan beside it. Experts that it holds one by one are one tensor here, as the model has them."""
+    """A checkpoint with a plan beside it. Experts that it holds one by one are one tensor here, as in the model."""
 
     def __init__(self, path: Path) -> None:
         self._config = read_json(path / "config.json") if (path / "config.json").is_file() else {}

@@ -25,6 +25,7 @@ from secateur.surgery.bias import add_biases, check_biases
 from secateur.surgery.holders import check_alone, tell_holders
 from secateur.tracing import unwrap
 from secateur.tracing.constructor import Maker
+from secateur.tracing.origins import Origin
 from secateur.tracing.shell import shell, tables
 
 Model = TypeVar("Model", bound=nn.Module)
@@ -78,11 +79,12 @@ def load(path: Any, model: Any = None, *, make: Any = None) -> Any:
 def _from_nothing(file: Stored, make: Callable[..., nn.Module] | None) -> nn.Module:
     """The model of a file, built without weights, cut, and filled."""
     said = header_of(file)
+    origin = said.origin or Origin("", said.class_name, None)
     if said.origin is None and not isinstance(make, functools.partial):
         why = f" ({ascii(said.unbuilt)[1:-1]})" if said.unbuilt else ""
         raise FileError(f"it does not say how the model is built{why}; pass one of full size, load(path, model)")
     try:
-        maker = Maker(make, {}) if said.origin is None else said.origin.maker(make)
+        maker = Maker(make, {}) if isinstance(make, functools.partial) else origin.maker(make)
         model = shell(maker, len(file.keys()), closed=make is None)  # whoever passes code trusts it
     except SecateurError:
         raise
@@ -126,8 +128,9 @@ def _check_names(names: set[str], problem: str) -> None:
 
 def _carry_out(model: nn.Module, header: Header, file: Stored, undo: Transaction | None) -> None:
     """The cut that a file tells of, and its values; without `undo` in a model that was made without weights."""
-    for name, value in State.of(model).extra.items() if undo is not None else ():
-        undo.before_roll_back(partial(set_extra, model, name, value.clone()))
+    if undo is not None:
+        for name, value in State.of(model).extra.items():
+            undo.before_roll_back(partial(set_extra, model, name, value.clone()))
     try:
         add_biases(model, header.biases)
         stored = _matched(State.of(model), header, set(file.keys()) - set(header.tables))

@@ -83,7 +83,7 @@ def realised(model: nn.Module, values: Mapping[str, Tensor]) -> None:
                 if tensor is not None and name in values and id(tensor) not in new:
                     new[id(tensor)] = tensor, _like(tensor, values[name])
                 if tensor is not None and id(tensor) in new:
-                    registered[key] = new[id(tensor)][1]  # type: ignore[assignment]
+                    registered[key] = new[id(tensor)][1]
 
     def change(value: object, place: Place) -> object:
         if isinstance(value, Tensor) and str(place) in values:

@@ -1,8 +1,8 @@
 """`save_pretrained` of a cut model: where the configuration alone cannot say what is left, the plan goes beside it.
 
 From the first cut of a model of Transformers or diffusers on, their `save_pretrained` asks whether the model was cut.
-What it writes then is an ordinary checkpoint if the plan was loadable. Any other would be opened at another size, in part
-or not at all. So the plan is put beside the weights, and the configuration is marked with an entry that
+What it writes then is an ordinary checkpoint if the plan was loadable. Any other would be opened at another size, in
+part or not at all. So the plan is put beside the weights, and the configuration is marked with an entry that
 `from_pretrained` cannot read past: its message tells how to open the folder.
 """
 

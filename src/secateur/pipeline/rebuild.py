@@ -56,7 +56,7 @@ def held_here(model: nn.Module, plan: Plan) -> Plan:
 
 @dataclass(frozen=True)
 class Found:
-    """How a model is built, if that makes the same model again; if not, why. Tables are those that it makes otherwise."""
+    """How a model is built, if that makes the same model again, but for some tables; if not, why."""
 
     origin: Origin | None
     why: str = ""

@@ -52,13 +52,11 @@ class Origin:
         return Origin(library, name, text if text is not None and len(text) <= _LONGEST else None)
 
     def maker(self, make: Callable[..., Any] | None = None) -> Maker:
-        """The call that this means here; `make` is the class or function of the user's own, or the whole call.
+        """The call that this means here; `make` is the class or function of the user's own.
 
         >>> Origin("", "Linear", '{"in_features":4,"out_features":8}').maker(nn.Linear).build({})
         Linear(in_features=4, out_features=8, bias=True)
         """
-        if isinstance(make, functools.partial):
-            return Maker(make, {})
         if self.arguments is None:
             raise FileError(f"it does not hold the arguments of {self.name}; {_MAKE}")
         if make is not None:
@@ -200,9 +198,9 @@ def _class(library: str, base: str, name: str) -> Any:
     """A class that a library offers by this name, if it is one of its own models."""
     home = _library(library)
     kind = getattr(home, name, None) if _NAME.fullmatch(name) and "." not in name else None
-    if isinstance(kind, type) and issubclass(kind, getattr(home, base)) and issubclass(kind, nn.Module):
-        if kind.__module__.partition(".")[0] == library:
-            return kind
+    own = isinstance(kind, type) and kind.__module__.partition(".")[0] == library
+    if own and issubclass(kind, getattr(home, base)) and issubclass(kind, nn.Module):
+        return kind
     raise FileError(f"{library} has no model {name!r:.80}; is it another version than the one that saved it?")
 
 

@@ -1,7 +1,7 @@
 """A model without weights, from its constructor: parameters on the meta device, buffers and other tables real.
 
-What the constructor is called with may come from a file of unknown origin: it gets no memory to waste, no network, and no
-files.
+What the constructor is called with may come from a file of unknown origin: it gets no memory to waste, no network, and
+no files.
 """
 
 from __future__ import annotations
