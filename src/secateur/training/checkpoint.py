@@ -39,7 +39,7 @@ class Found:
 
 
 @dataclass(frozen=True)
-class Checkpoint:
+class RecoveryCheckpoint:
     """One file of one recovery: that of a model with certain weights, and a seed."""
 
     path: Path
@@ -47,10 +47,10 @@ class Checkpoint:
     names: Mapping[str, tuple[int, ...]]
 
     @staticmethod
-    def of(path: str | os.PathLike[str], model: nn.Module, seed: int) -> Checkpoint:
+    def of(path: str | os.PathLike[str], model: nn.Module, seed: int) -> RecoveryCheckpoint:
         """That of a model as it is now."""
         shapes = {name: tuple(tensor.shape) for name, tensor in named_tensors(model)}
-        return Checkpoint(Path(path), {"weights": fingerprint(model), "seed": seed}, shapes)
+        return RecoveryCheckpoint(Path(path), {"weights": fingerprint(model), "seed": seed}, shapes)
 
     def resume(self) -> Found | None:
         """What was kept; None if nothing was. A file of another recovery is refused."""

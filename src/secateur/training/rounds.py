@@ -13,9 +13,9 @@ import torch
 
 from secateur.errors import TrainingError
 from secateur.progress import progress
-from secateur.training.budget import Budget
-from secateur.training.checkpoint import Checkpoint, Found
-from secateur.training.data import Data
+from secateur.training.budget import StepBudget
+from secateur.training.checkpoint import Found, RecoveryCheckpoint
+from secateur.training.data import TrainingData
 from secateur.training.lessons import Lessons
 from secateur.training.outcome import Recovered, Trained
 
@@ -35,10 +35,10 @@ class Search:
     """Short trials choose a rate; rounds follow, each twice as long, from the best so far."""
 
     lessons: Lessons
-    data: Data
-    budget: Budget
+    data: TrainingData
+    budget: StepBudget
     seed: int
-    checkpoint: Checkpoint | None
+    checkpoint: RecoveryCheckpoint | None
 
     def run(self) -> Recovered:
         """Everything that the budget allows; the model is left at the best."""
