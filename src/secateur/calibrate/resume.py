@@ -1,4 +1,7 @@
-"""One call of a model that takes a run up again: the ops before are given back, those after are computed."""
+"""One call of a model that takes a run up again: the ops before are given back, those after are computed.
+
+`stages` has the idea.
+"""
 
 from __future__ import annotations
 

@@ -8,6 +8,9 @@ is NP-hard to find, and costs are products of counts, so not even additive. Thre
 1. `descend`, always on the ladder that loses least importance for what it saves, until all budgets hold;
 2. `climb` again wherever that still fits, as the last step went further than it had to;
 3. `exchange` a step up here for steps down there, as long as less is lost.
+
+Pruning as a knapsack is from Aflalo et al., "Knapsack pruning with inner distillation" (2020), and, with latency as the
+cost, Shen et al., "Structural pruning via latency-saliency knapsack" (2022).
 """
 
 import heapq
