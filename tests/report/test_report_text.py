@@ -16,8 +16,8 @@ from markupsafe import Markup
 from stories import densenet, resnet
 
 from secateur.report.blocks import blocks, profile
+from secateur.report.formatting import amount, change, digits
 from secateur.report.html import dotted, templates
-from secateur.report.numbers import amount, change, digits
 from secateur.report.palette import PALETTE, colours
 from secateur.report.payload import payload, quantised, ties
 from secateur.report.story import LayerCost

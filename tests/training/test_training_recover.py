@@ -11,7 +11,7 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import secateur as sec
-from secateur.training.data import TrainingData
+from secateur.training.holdout import TrainingData
 
 
 def small_net(seed=0):

@@ -12,7 +12,7 @@ from secateur.errors import MissingPackageError
 from secateur.io.atomic import replacing
 from secateur.io.file import about
 from secateur.report.blocks import blocks
-from secateur.report.numbers import amount, change, digits
+from secateur.report.formatting import amount, change, digits
 from secateur.report.palette import PALETTE
 from secateur.report.payload import payload, ties
 from secateur.report.story import Shape, Story, Strand

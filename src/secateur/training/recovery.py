@@ -25,7 +25,7 @@ from secateur.state.transaction import transaction, untouched
 from secateur.tracing import unwrap
 from secateur.training.budget import StepBudget
 from secateur.training.checkpoint import RecoveryCheckpoint
-from secateur.training.data import TrainingData
+from secateur.training.holdout import TrainingData
 from secateur.training.lessons import Lessons
 from secateur.training.outcome import Recovered
 from secateur.training.rounds import Search

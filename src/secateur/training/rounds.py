@@ -15,7 +15,7 @@ from secateur.errors import TrainingError
 from secateur.progress import progress
 from secateur.training.budget import StepBudget
 from secateur.training.checkpoint import Found, RecoveryCheckpoint
-from secateur.training.data import TrainingData
+from secateur.training.holdout import TrainingData
 from secateur.training.lessons import Lessons
 from secateur.training.outcome import Recovered, Trained
 
