@@ -98,7 +98,7 @@ def present_along(x: Tensor, dim: int) -> int:
     try:
         if not x.is_floating_point() or x.numel() == 0:
             return x.shape[dim]
-        there = ~x.isnan().movedim(dim, 0).flatten(1) if x.ndim > 1 else ~x.isnan().unsqueeze(1)
+        there = ~gone(x).movedim(dim, 0).flatten(1) if x.ndim > 1 else ~gone(x).unsqueeze(1)
         return int(there.any(1).sum())
     finally:
         counting.reset(token)
