@@ -38,7 +38,7 @@ class CostModel:
 
 
 @dataclass(frozen=True)
-class Counted:
+class CountedCost:
     """A cost that is counted, by what axes keep."""
 
     polynomial: Polynomial
@@ -93,9 +93,9 @@ class PruningProblem:
         self._of_atom = {axis.atom: axis for axis in self.axes}
         self._scores = cache(partial(_scored, graph, importance, self.axes))  # shared by what `among` makes
         costs = CostModel(graph)
-        self.macs = Counted(costs.macs)  # multiply-accumulates of one run on the example
-        self.params = Counted(costs.params)  # parameters, tied ones once
-        self.bytes = Counted(costs.bytes)
+        self.macs = CountedCost(costs.macs)  # multiply-accumulates of one run on the example
+        self.params = CountedCost(costs.params)  # parameters, tied ones once
+        self.bytes = CountedCost(costs.bytes)
 
     def _protected(self, protect: Sequence[str]) -> set[Axis]:
         """The axes that stay whole."""

@@ -15,7 +15,7 @@ from secateur.planning.allocation import AxisCounts, Cost, Limit, allocate
 from secateur.planning.amounts import BYTES, COUNT, Unit
 from secateur.planning.factors import leading, only_if_named
 from secateur.planning.names import Makers, glob_of, named
-from secateur.planning.problem import Chosen, Counted, PruningProblem, check_values
+from secateur.planning.problem import Chosen, CountedCost, PruningProblem, check_values
 from secateur.planning.reasons import kept_more, some
 from secateur.planning.zeros import dead_positions, nearly_dead
 from secateur.tracing.graph import Axis, Graph
@@ -111,7 +111,7 @@ class Ratio:
             chosen.why = kept_more(problem, ratios, counts)
             return chosen
         few = problem.among(ratios)
-        positions = Counted(Polynomial([(1, (axis.atom,)) for axis in few.axes]))
+        positions = CountedCost(Polynomial([(1, (axis.atom,)) for axis in few.axes]))
         limit = Limit(str(self), positions, positions({}) * (1 - self.ratio))
         return problem.best(within(few, (limit,)))
 

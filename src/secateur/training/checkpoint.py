@@ -27,7 +27,7 @@ _ANEW = "give another file, or remove this one to start anew"
 
 
 @dataclass(frozen=True)
-class Found:
+class RecoveryState:
     """What a checkpoint holds."""
 
     rounds: Sequence[Trained]
@@ -52,7 +52,7 @@ class RecoveryCheckpoint:
         shapes = {name: tuple(tensor.shape) for name, tensor in named_tensors(model)}
         return RecoveryCheckpoint(Path(path), {"weights": fingerprint(model), "seed": seed}, shapes)
 
-    def resume(self) -> Found | None:
+    def resume(self) -> RecoveryState | None:
         """What was kept; None if nothing was. A file of another recovery is refused."""
         with about(self.path) as path:
             if not path.exists():
@@ -69,9 +69,9 @@ class RecoveryCheckpoint:
                 raise FileError(f"its tensors are not those of this model; {_ANEW}")
             set_random_state(data.get("random"))
             length, idle, taken = (int(_number(data.get(name))) for name in ("length", "idle", "taken"))
-            return Found(_rounds(data.get("rounds")), _number(data.get("rate")), length, idle, taken, values)
+            return RecoveryState(_rounds(data.get("rounds")), _number(data.get("rate")), length, idle, taken, values)
 
-    def commit(self, found: Found) -> None:
+    def commit(self, found: RecoveryState) -> None:
         """Make this what a new process goes on from."""
         rounds = [[one.rate, one.steps, one.before, _finite(one.after), one.seconds] for one in found.rounds]
         now = {"rate": found.rate, "length": found.length, "idle": found.idle, "taken": found.taken}
