@@ -20,7 +20,7 @@ from secateur.io.file import about
 from secateur.io.pieces import Left, Piece, check_whole, left, piece
 from secateur.io.shards import Form, Shards, nbytes, read_json, write_shard
 from secateur.io.tensors import State
-from secateur.pipeline.pretrained import PLAN, marked
+from secateur.pipeline.save_pretrained import PLAN, marked
 from secateur.planning.json import shown
 from secateur.planning.plans import Plan
 from secateur.progress import progress

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from secateur.errors import FileError, SecateurError
 from secateur.io.file import Header, about, check_order, class_name
-from secateur.io.folder import Stored, header_of, opened
+from secateur.io.stored import Stored, header_of, opened
 from secateur.io.tensors import State, fill, realised, set_extra
 from secateur.pipeline.apply import plan_of, remember
 from secateur.pipeline.rebuild import held_here

@@ -12,7 +12,7 @@ from secateur.compensate import Compensation, Outcome, twin
 from secateur.compensate import carry_out as refitted
 from secateur.distributed import agreed, is_sharded, meet, ranks, together
 from secateur.errors import ApplyError, VerifyError
-from secateur.pipeline.pretrained import watch
+from secateur.pipeline.save_pretrained import watch
 from secateur.pipeline.sharded import apply_sharded
 from secateur.planning.plans import Plan
 from secateur.state.held import named_tensors

@@ -15,10 +15,10 @@ _LONGEST = 2**24  # positions of one dimension; a longer one is written as a lis
 _MOST_BITS = 2**26  # of all masks together; what they take once read is many times their text
 
 
-class Masks:
+class MaskTable:
     """The masks that a plan writes, in the order in which they come up.
 
-    >>> masks = Masks()
+    >>> masks = MaskTable()
     >>> masks.number((0, 2, 9)), masks.number((1,)), masks.number((0, 2, 9))
     (0, 1, 0)
     >>> masks.texts
@@ -73,4 +73,4 @@ def _bits(text: str) -> np.ndarray[Any, np.dtype[np.uint8]]:
     return np.unpackbits(np.frombuffer(data, np.uint8), bitorder="little")
 
 
-__all__ = ["Masks", "read_masks"]
+__all__ = ["MaskTable", "read_masks"]

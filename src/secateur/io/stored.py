@@ -22,7 +22,7 @@ from secateur.io.packed import Unpacking
 from secateur.io.pieces import piece
 from secateur.io.shards import Shards, read_json
 from secateur.io.tensors import State
-from secateur.pipeline.pretrained import PLAN, is_marked
+from secateur.pipeline.save_pretrained import PLAN, is_marked
 from secateur.planning.json import shown
 from secateur.planning.plans import Plan
 from secateur.tracing.shell import tables
@@ -40,7 +40,7 @@ class Stored(Protocol):
 def opened(path: Path) -> Iterator[Stored]:
     """A file or a folder, open for reading."""
     if path.is_dir():
-        yield Folder(path)
+        yield PlannedCheckpoint(path)
     else:
         with files.opened(path) as file:
             yield file
@@ -50,11 +50,11 @@ def header_of(stored: Stored, model: nn.Module | None = None) -> Header:
     """What a file or a folder says about its tensors; a folder leaves it to the `model` which of them are tied."""
     if isinstance(stored, Unpacking):
         return Header.read(stored.metadata())
-    assert isinstance(stored, Folder)
+    assert isinstance(stored, PlannedCheckpoint)
     return stored.header(model)
 
 
-class Folder:
+class PlannedCheckpoint:
     """A checkpoint with a plan beside it. Experts that it holds one by one are one tensor here, as in the model."""
 
     def __init__(self, path: Path) -> None:
