@@ -55,7 +55,7 @@ def held_here(model: nn.Module, plan: Plan) -> Plan:
 
 
 @dataclass(frozen=True)
-class Found:
+class KnownOrigin:
     """How a model is built, if that makes the same model again, but for some tables; if not, why."""
 
     origin: Origin | None
@@ -63,7 +63,7 @@ class Found:
     tables: Mapping[str, Tensor] = field(default_factory=dict)
 
 
-def origin_in(model: nn.Module, plan: Plan | None) -> Found:
+def origin_in(model: nn.Module, plan: Plan | None) -> KnownOrigin:
     """How a model is built that a plan led to, held against the model.
 
     >>> origin_in(nn.Linear(2, 2), None).why
@@ -72,15 +72,15 @@ def origin_in(model: nn.Module, plan: Plan | None) -> Found:
     maker = maker_of(model) if plan is None else None
     origin = plan.origin if plan is not None else None if maker is None else Origin.of(maker)
     if origin is None:
-        return Found(None, f"how a {plain_kind(type(model)).__name__} is built is not known")
+        return KnownOrigin(None, f"how a {plain_kind(type(model)).__name__} is built is not known")
     if not origin.library:
-        return Found(origin, "", dict(buffers(model)))  # whoever loads it builds it, and answers for that
+        return KnownOrigin(origin, "", dict(buffers(model)))  # whoever loads it builds it, and answers for that
     try:
         made = rebuilt(origin.maker(), plan, added_biases(model), sum(1 for _ in model.parameters()))
         why = unlike(model, made)
     except Exception as error:  # any code of the library's may run here
-        return Found(None, f"{origin.name} could not be built anew: {type(error).__name__}: {error}"[:400])
-    return Found(None, why) if why is not None else Found(origin, "", own_tables(model, made))
+        return KnownOrigin(None, f"{origin.name} could not be built anew: {type(error).__name__}: {error}"[:400])
+    return KnownOrigin(None, why) if why is not None else KnownOrigin(origin, "", own_tables(model, made))
 
 
 def unlike(model: nn.Module, made: nn.Module) -> str | None:
@@ -180,4 +180,4 @@ def _equal(one: Tensor, other: Tensor) -> bool:
     return same and torch.equal(one.cpu(), other.cpu())
 
 
-__all__ = ["Found", "held_here", "origin_in", "rebuilt", "unlike"]
+__all__ = ["KnownOrigin", "held_here", "origin_in", "rebuilt", "unlike"]

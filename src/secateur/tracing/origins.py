@@ -197,7 +197,7 @@ def _library(name: str) -> Any:
 def _class(library: str, base: str, name: str) -> Any:
     """A class that a library offers by this name, if it is one of its own models."""
     home = _library(library)
-    kind = getattr(home, name, None) if _NAME.fullmatch(name) and "." not in name else None
+    kind: Any = getattr(home, name, None) if _NAME.fullmatch(name) and "." not in name else None
     own = isinstance(kind, type) and kind.__module__.partition(".")[0] == library
     if own and issubclass(kind, getattr(home, base)) and issubclass(kind, nn.Module):
         return kind
