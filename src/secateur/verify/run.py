@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from secateur.compat import OpOverload, TorchDispatchMode, draws, shared, storage_id, tree_map
+from secateur.compat import OpOverload, TorchDispatchMode, draws, shared, storage_id, tree_map, without_modes
 from secateur.ops.record import part
 from secateur.state.held import Place
 from secateur.state.patches import SLOW_ATTENTION, patched, same_chances
@@ -23,6 +23,8 @@ def raised(tensor: Tensor, dtype: torch.dtype) -> Tensor:
     return tensor.detach().to(dtype if tensor.is_floating_point() else tensor.dtype, copy=True)
 
 
+_HELD = 2**30  # bytes of stand-ins for parameters at a time; where it takes more, one is made when it is read
+
 Within = Callable[[nn.Module], AbstractContextManager[Any]]
 
 
@@ -35,7 +37,8 @@ def outputs(
     seen: Callable[[str, Any], None] | None = None,
 ) -> list[Tensor]:
     """The tensors that a model puts out in eval mode, with `change(name, copy)` in the place of each of its own."""
-    return run_apart(model, lambda: _Precise(example, dtype, change, within, seen))
+    late = sum(parameter.numel() for parameter in model.parameters()) * 8 > _HELD
+    return run_apart(model, lambda: _Precise(example, dtype, change, within, seen, _Late(dtype, change) if late else None))
 
 
 def _high(item: Any) -> Any:
@@ -46,14 +49,70 @@ def _high(item: Any) -> Any:
     return item.to(_high(item.dtype)) if lower else item
 
 
+def _alone(tensor: Tensor) -> bool:
+    """Whether a tensor has its memory for itself."""
+    return tensor.layout is torch.strided and tensor.untyped_storage().nbytes() == tensor.nbytes
+
+
+def _written(op: Any, args: Any, kwargs: Any) -> list[Any]:
+    """The arguments that an op writes into."""
+    if not isinstance(op, OpOverload) or not op._schema.is_mutable:
+        return []
+    given = {a.name: value for a, value in zip(op._schema.arguments, args, strict=False)} | kwargs
+    return [given.get(a.name) for a in op._schema.arguments if a.alias_info is not None and a.alias_info.is_write]
+
+
+class _Late(TorchDispatchMode):
+    """Parameters as they are, until an op reads one: it gets the stand-in, which is gone afterwards."""
+
+    def __init__(self, dtype: torch.dtype, change: Callable[[str, Tensor], Tensor]) -> None:
+        super().__init__()
+        self._dtype, self._changed = dtype, change
+        self._known: dict[int, tuple[Tensor, list[str]]] = {}  # by memory: a parameter, its names
+        self._last: tuple[int, Tensor] | None = None
+
+    def alias(self, parameter: Tensor, name: str) -> Tensor:
+        """What takes the place of a parameter in a model."""
+        self._known.setdefault(storage_id(parameter), (parameter.detach(), []))[1].append(name)
+        return self._known[storage_id(parameter)][0]
+
+    def __torch_dispatch__(self, func: Any, _types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if any(isinstance(t, Tensor) and storage_id(t) in self._known for t in _written(func, args, kwargs)):
+            raise RuntimeError("it writes into a parameter, and the model is too large for a copy of all of them")
+        args, kwargs = tree_map(self._stand_in, (args, kwargs))
+        return func(*args, **kwargs)
+
+    def _stand_in(self, item: Any) -> Any:
+        if not isinstance(item, Tensor) or item.layout is not torch.strided or storage_id(item) not in self._known:
+            return item
+        whole, names = self._known[storage_id(item)]
+        if self._last is None or self._last[0] != storage_id(whole):
+            self._last = None  # before the next is made
+            with without_modes():
+                made = raised(whole, self._dtype)
+                for name in names:
+                    made = self._changed(name, made)
+            self._last = storage_id(whole), made
+        at = item.storage_offset() - whole.storage_offset() + self._last[1].storage_offset()
+        return self._last[1].as_strided(item.shape, item.stride(), at)
+
+
 class _Precise(TorchDispatchMode):
     """A run on copies in high precision, in which ops keep it where the model's own code casts down."""
 
     def __init__(
-        self, example: Any, dtype: torch.dtype, change: Callable[[str, Tensor], Tensor], within: Within, seen: Any
+        self,
+        example: Any,
+        dtype: torch.dtype,
+        change: Callable[[str, Tensor], Tensor],
+        within: Within,
+        seen: Any,
+        late: _Late | None,
     ) -> None:
         super().__init__()
         self.strayed = False
+        self._late = late
         self._example, self._dtype, self._changed, self._within, self._seen = example, dtype, change, within, seen
         self._made: dict[int, tuple[Tensor, Tensor]] = {}  # the model's tensor and its stand-in
         self._memory: set[int] = set()
@@ -67,7 +126,8 @@ class _Precise(TorchDispatchMode):
             if self._seen is not None:
                 module.register_forward_hook(lambda _m, _i, out, name=name: self._seen(name, out))
         args, kwargs = arguments(mapped(self._example, lambda tensor: raised(tensor, self._dtype)))
-        with patched(SLOW_ATTENTION, *uncached(model)), same_chances(), torch.no_grad(), self, self._within(model):
+        late = nullcontext() if self._late is None else self._late
+        with patched(SLOW_ATTENTION, *uncached(model)), same_chances(), torch.no_grad(), self, self._within(model), late:
             torch.manual_seed(0)
             return list(tensors_in(handed_out(model, model(*args, **kwargs))))
 
@@ -75,6 +135,10 @@ class _Precise(TorchDispatchMode):
         """The copy of a tensor, as it should be."""
         if not isinstance(value, Tensor) or (kind == "attribute" and id(value) in self._made):
             return self._made[id(value)][1] if isinstance(value, Tensor) else value
+        if self._late is not None and kind == "parameter" and _alone(value):
+            self._itemsize = self._itemsize or (value.element_size() if value.is_floating_point() else 0)
+            self._made[id(value)] = value, self._late.alias(value, str(place))
+            return self._made[id(value)][1]
         if id(value) not in self._made:
             self._made[id(value)] = value, raised(value, self._dtype)
             self._itemsize = self._itemsize or (value.element_size() if value.is_floating_point() else 0)

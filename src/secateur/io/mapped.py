@@ -1,0 +1,147 @@
+"""A model whose weights are where its files are: the system brings in what is read, and lets go of it again.
+
+Memory that is mapped from a file costs nothing that could run out: what was only read is dropped when memory is scarce,
+what was written goes to the file first. So a model may be larger than memory, and nobody who works with it has to know.
+"""
+
+from __future__ import annotations
+
+import mmap
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import safe_open
+from torch import Tensor, nn
+
+from secateur.errors import FileError
+from secateur.io.shards import Shards, read_json, starts
+from secateur.io.tensors import State
+from secateur.planning.json import shown
+from secateur.state.patches import patched, same_chances
+from secateur.state.twin import copied
+
+CONFIG = "config.json"
+
+
+def built(folder: Path, dtype: torch.dtype | None = None) -> nn.Module | None:
+    """The model that config.json tells of, if Transformers has its class: parameters on the meta device, buffers not.
+
+    `dtype` is what its buffers have that are made without saying which.
+    """
+    if not (folder / CONFIG).is_file():
+        return None
+    names = read_json(folder / CONFIG).get("architectures")
+    if not isinstance(names, list) or not names or not isinstance(names[0], str):
+        return None
+    try:
+        import transformers
+    except ImportError:
+        return None
+    kind = getattr(transformers, names[0], None)
+    if not (isinstance(kind, type) and issubclass(kind, transformers.PreTrainedModel)):
+        return None
+    try:
+        config = transformers.AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+        return _without_weights(lambda: kind(config), dtype)
+    except Exception as error:  # the class's own code, with numbers from a file
+        raise FileError(f"{names[0]} could not be built from {CONFIG}: {error}"[:500]) from error
+
+
+def _without_weights(make: Callable[[], nn.Module], dtype: torch.dtype | None) -> nn.Module:
+    """What a constructor makes, each parameter sent to the meta device as soon as it is registered."""
+    register = nn.Module.register_parameter
+
+    def register_empty(module: nn.Module, name: str, parameter: nn.Parameter | None) -> None:
+        there = parameter is None or parameter.is_meta
+        register(module, name, parameter if there else _like(parameter, parameter.detach().to("meta")))
+
+    before = torch.get_default_dtype()
+    with same_chances(), patched((nn.Module, "register_parameter", register_empty)):
+        torch.set_default_dtype(dtype or before)
+        try:
+            return make()
+        finally:
+            torch.set_default_dtype(before)
+
+
+def usual_dtype(shards: Shards) -> torch.dtype | None:
+    """The floating dtype that most of a checkpoint is in."""
+    known = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
+    counts = Counter(form.dtype for forms in shards.forms.values() for form in forms.values() if form.dtype in known)
+    return known[counts.most_common(1)[0][0]] if counts else None
+
+
+def put_weights(model: nn.Module, shards: Shards, *, writable: bool = False) -> None:
+    """Give a model its weights, mapped from files; what is written goes to the files only if they are `writable`."""
+    state = State.of(model)
+    if state.extra:
+        raise FileError(f"{shown(min(state.extra))} is extra state, which is not mapped from files; load the model")
+    found = dict(_mapped(shards, writable))
+    new: dict[int, Tensor] = {}
+    for names in state.groups():
+        old = state.tensors[names[0]]
+        name = next((name for name in names if name in found), None)
+        if name is None:
+            raise FileError(
+                f"no file holds {shown(names[0])} as {type(model).__name__} has it (experts that files hold one by one "
+                "are not mapped); load the model and use compress, or plan and use cut_checkpoint"
+            )
+        if found[name].shape != old.shape:
+            shapes = f"{tuple(found[name].shape)}, not {tuple(old.shape)}"
+            raise FileError(f"{shown(name)} is {shapes} as in {type(model).__name__}; is it for another model?")
+        new[id(old)] = _like(old, found[name])
+    _exchange(model, new)
+    without = [name for name, buffer in model.named_buffers() if buffer.is_meta]
+    if without:
+        raise FileError(f"{shown(min(without))} is on the meta device and in no file; make the model's buffers on the CPU")
+
+
+def emptied(model: nn.Module) -> nn.Module:
+    """A copy of a model whose parameters are on the meta device; buffers are copied."""
+    made = copied(model, lambda tensor: isinstance(tensor, nn.Parameter))
+    _exchange(made, {id(old): _like(old, old.detach().to("meta")) for old in made.parameters()})
+    return made
+
+
+def _exchange(model: nn.Module, new: Mapping[int, Tensor]) -> None:
+    """Other tensors in the place of some, by their ids, wherever these are registered."""
+    for module in model.modules():
+        for registered in (module._parameters, module._buffers):
+            for name, tensor in registered.items():
+                if id(tensor) in new:
+                    registered[name] = new[id(tensor)]  # type: ignore[assignment]
+
+
+def _like(old: Any, data: Tensor) -> Any:
+    """Other data as a parameter, if the old tensor is one."""
+    if not isinstance(old, nn.Parameter):
+        return data
+    made = nn.Parameter(data, old.requires_grad and data.is_floating_point())
+    made.__dict__.update(old.__dict__)
+    return made
+
+
+def _mapped(shards: Shards, writable: bool) -> Iterator[tuple[str, Tensor]]:
+    """Each tensor of a checkpoint, with a storage of its own."""
+    for file in shards.forms:
+        path = shards.folder / file
+        with safe_open(path, framework="pt") as opened:
+            tensors = {name: opened.get_tensor(name) for name in shards.forms[file]}
+        if writable:
+            with path.open("r+b") as both_ways:
+                memory = mmap.mmap(both_ways.fileno(), 0)
+            tensors = {name: _at(memory, start, tensors[name]) for name, start in starts(path).items()}
+        yield from tensors.items()
+
+
+def _at(memory: Any, start: int, like: Tensor) -> Tensor:
+    """A tensor in the memory of a file."""
+    if not like.numel():
+        return like
+    return torch.frombuffer(memory, dtype=like.dtype, count=like.numel(), offset=start).view(like.shape)
+
+
+__all__ = ["CONFIG", "built", "emptied", "put_weights", "usual_dtype"]
