@@ -1,7 +1,7 @@
 """Plans that ask for what no plan may: by themselves, and in a file."""
 
-import copy
 import base64
+import copy
 import json
 
 import pytest

@@ -107,7 +107,7 @@ def test_a_model_of_ones_own_is_told(tmp_path):
     assert not torch.equal(files["after.running_mean"], before["after.running_mean"][: len(files["after.running_mean"])])
 
     # what was cut once is cut again, and the plan says how from the full size
-    sec.compress_checkpoint(tmp_path / "small", sec.Macs(0.7), batches, tmp_path / "smaller", model=model)
+    sec.compress_checkpoint(tmp_path / "small", sec.Macs(0.7), batches, tmp_path / "smaller", model=Net())
     both = sec.Plan.from_json((tmp_path / "smaller" / "secateur.json").read_text())
     fresh = sec.apply(Net().eval(), both, verify=False)
     fresh.load_state_dict(stored(tmp_path / "smaller"))
@@ -142,11 +142,28 @@ def test_whatever_fails_leaves_nothing(tmp_path, monkeypatch):
     refused(sec.FileError, "no file holds 'head.weight'")
 
 
-def test_experts_that_files_hold_one_by_one_are_refused(tmp_path):
-    model = MixtralForCausalLM(MixtralConfig(**SMALL, vocab_size=32, intermediate_size=16, num_local_experts=2))
-    model.save_pretrained(tmp_path / "whole")
-    with pytest.raises(sec.FileError, match="experts that files hold one by one are not mapped"):
-        sec.compress_checkpoint(tmp_path / "whole", sec.Macs(0.5), [torch.zeros(1, 4).long()], tmp_path / "small")
+def test_experts_that_files_hold_one_by_one(tmp_path):
+    torch.manual_seed(0)
+    sizes = {**SMALL, "num_hidden_layers": 1, "vocab_size": 32, "intermediate_size": 24, "num_local_experts": 3}
+    MixtralForCausalLM(MixtralConfig(**sizes)).save_pretrained(tmp_path / "whole", max_shard_size="20kB")
+    batches = [torch.randint(32, (2, 16)) for _ in range(3)]
+    report = sec.compress_checkpoint(tmp_path / "whole", sec.Params(0.7), batches, tmp_path / "small")
+    model = MixtralForCausalLM.from_pretrained(tmp_path / "whole")
+    assert report.plan == sec.compress(model, batches[0], sec.Params(0.7), batches, timed=False).plan
+    assert any(".experts." in name for name in report.plan.kept)
+    model.save_pretrained(tmp_path / "reference")
+    files, want = stored(tmp_path / "small"), stored(tmp_path / "reference")
+    assert files.keys() == want.keys()
+    for name, tensor in files.items():
+        torch.testing.assert_close(tensor, want[name], rtol=1e-5, atol=1e-6)
+
+    (file,) = [f for f in (tmp_path / "whole").glob("*.safetensors") if any("experts.2.w3" in n for n in load_file(f))]
+    tensors = load_file(file)
+    (name,) = [name for name in tensors if "experts.2.w3" in name]
+    tensors[name] = tensors[name][1:].clone()
+    save_file(tensors, file)
+    with pytest.raises(sec.FileError, match="6 parts of 'model.layers.0.mlp.experts.gate_up_proj', which do not make up"):
+        sec.compress_checkpoint(tmp_path / "whole", sec.Params(0.7), batches, tmp_path / "again")
 
 
 MEMORY = """

@@ -66,8 +66,8 @@ def compress_checkpoint(
     layer takes to be solved for.
 
     `example` is what the model is traced with; the first batch if none is given. `model` is one of the checkpoint's
-    class, whose weights do not count (parameters on the meta device will do); Transformers' models are found by
-    config.json. The other keywords are those of `compress`. `loadable=True` makes an ordinary checkpoint, which
+    class, of full size, whose weights do not count (parameters on the meta device will do); Transformers' models are
+    found by config.json. The other keywords are those of `compress`. `loadable=True` makes an ordinary checkpoint, which
     `from_pretrained` loads; any other plan is beside config.json, as secateur.json. `out` appears when it is complete:
     a crash or a full disk leaves nothing under that name.
     """
@@ -113,10 +113,12 @@ class Checkpoint:
         with writing(self.shards, plan, self._outline, out) as new:
             small = emptied(self._outline)
             cut_as_planned(small, plan)
-            put_weights(small, Shards.of(new), writable=True)
+            joined = put_weights(small, Shards.of(new), writable=True)
             if verify:
                 prove(self.model, small, plan)
-            return small, None if recipe is None else carry_out(recipe, self.model, small, plan)
+            reached = None if recipe is None else carry_out(recipe, self.model, small, plan)
+            joined.store()
+        return small, reached
 
 
 def _outline(shards: Shards, model: nn.Module | None) -> nn.Module:

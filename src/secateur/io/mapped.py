@@ -7,8 +7,11 @@ what was written goes to the file first. So a model may be larger than memory, a
 from __future__ import annotations
 
 import mmap
+import os
+import tempfile
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +20,7 @@ from safetensors import safe_open
 from torch import Tensor, nn
 
 from secateur.errors import FileError
+from secateur.io.pieces import piece
 from secateur.io.shards import Shards, read_json, starts
 from secateur.io.tensors import State
 from secateur.planning.json import shown
@@ -74,21 +78,21 @@ def usual_dtype(shards: Shards) -> torch.dtype | None:
     return known[counts.most_common(1)[0][0]] if counts else None
 
 
-def put_weights(model: nn.Module, shards: Shards, *, writable: bool = False) -> None:
-    """Give a model its weights, mapped from files; what is written goes to the files only if they are `writable`."""
+def put_weights(model: nn.Module, shards: Shards, *, writable: bool = False) -> Joined:
+    """Give a model its weights, mapped from files; what is written goes to the files only if they are `writable`.
+
+    Experts that files hold one by one, and the model as one tensor, are copied into a file of their own.
+    """
     state = State.of(model)
     if state.extra:
         raise FileError(f"{shown(min(state.extra))} is extra state, which is not mapped from files; load the model")
-    found = dict(_mapped(shards, writable))
+    found, joined = _with_joined(dict(_mapped(shards, writable)), state.names())
     new: dict[int, Tensor] = {}
     for names in state.groups():
         old = state.tensors[names[0]]
         name = next((name for name in names if name in found), None)
         if name is None:
-            raise FileError(
-                f"no file holds {shown(names[0])} as {type(model).__name__} has it (experts that files hold one by one "
-                "are not mapped); load the model and use compress, or plan and use cut_checkpoint"
-            )
+            raise FileError(f"no file holds {shown(names[0])}, which {type(model).__name__} has; is it for another model?")
         if found[name].shape != old.shape:
             shapes = f"{tuple(found[name].shape)}, not {tuple(old.shape)}"
             raise FileError(f"{shown(name)} is {shapes} as in {type(model).__name__}; is it for another model?")
@@ -97,6 +101,63 @@ def put_weights(model: nn.Module, shards: Shards, *, writable: bool = False) -> 
     without = [name for name, buffer in model.named_buffers() if buffer.is_meta]
     if without:
         raise FileError(f"{shown(min(without))} is on the meta device and in no file; make the model's buffers on the CPU")
+    return joined
+
+
+@dataclass(frozen=True)
+class Joined:
+    """Parts of files that are joined to one tensor in a model: each part, and where in that tensor it is."""
+
+    parts: tuple[tuple[Tensor, Tensor], ...] = ()
+
+    @torch.no_grad()
+    def load(self) -> None:
+        """Copy what the files hold to the model."""
+        for file, model in self.parts:
+            model.copy_(file)
+
+    @torch.no_grad()
+    def store(self) -> None:
+        """Copy what the model has to the files."""
+        for file, model in self.parts:
+            file.copy_(model)
+
+
+def _with_joined(files: dict[str, Tensor], known: Collection[str]) -> tuple[dict[str, Tensor], Joined]:
+    """The tensors of files by the names that a model has for them, parts of one joined."""
+    pieces = {name: piece(name, known) for name in files}
+    found = {pieces[name].whole: tensor for name, tensor in files.items() if pieces[name].expert is None}
+    groups: dict[str, dict[tuple[int, int], Tensor]] = {}
+    for name, of in pieces.items():
+        if of.expert is not None:
+            groups.setdefault(of.whole, {})[of.expert, of.part] = files[name]
+    parts: list[tuple[Tensor, Tensor]] = []
+    for whole, group in groups.items():
+        rows = {part: len(group[0, part]) for part in range(len(group)) if (0, part) in group}
+        count = 1 + max(expert for expert, _ in group)
+        if len(group) != count * len(rows) or any(len(held) != rows.get(part) for (_, part), held in group.items()):
+            raise FileError(f"the files hold {len(group)} parts of {shown(whole)}, which do not make up one; get it anew")
+        first = group[0, 0]
+        found[whole] = joined = _on_disk((count, sum(rows.values()), *first.shape[1:]), first.dtype)
+        for (expert, part), held in sorted(group.items()):
+            parts.append((held, joined[expert].narrow(0, sum(rows[p] for p in range(part)), len(held))))
+    made = Joined(tuple(parts))
+    made.load()
+    return found, made
+
+
+def _on_disk(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+    """A tensor in a temporary file, which is gone with it."""
+    size = torch.Size(shape).numel() * dtype.itemsize
+    with tempfile.TemporaryFile(prefix="secateur-") as file:
+        try:
+            os.posix_fallocate(file.fileno(), 0, size)  # a full disk is an error here, and nothing later
+        except OSError as error:
+            raise FileError(
+                f"{size / 1e9:.2f} GB could not be written to {tempfile.gettempdir()} ({error}); set TMPDIR to a folder "
+                "with more space"
+            ) from error
+        return torch.frombuffer(mmap.mmap(file.fileno(), size), dtype=dtype).view(shape)
 
 
 def emptied(model: nn.Module) -> nn.Module:
@@ -144,4 +205,4 @@ def _at(memory: Any, start: int, like: Tensor) -> Tensor:
     return torch.frombuffer(memory, dtype=like.dtype, count=like.numel(), offset=start).view(like.shape)
 
 
-__all__ = ["CONFIG", "built", "emptied", "put_weights", "usual_dtype"]
+__all__ = ["CONFIG", "Joined", "built", "emptied", "put_weights", "usual_dtype"]
