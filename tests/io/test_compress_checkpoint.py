@@ -104,7 +104,9 @@ def test_a_model_of_ones_own_is_told(tmp_path):
     assert files.keys() == model.state_dict().keys()
     for name, tensor in model.state_dict().items():
         torch.testing.assert_close(files[name], tensor, rtol=1e-5, atol=1e-6)
-    assert not torch.equal(files["after.running_mean"], before["after.running_mean"][: len(files["after.running_mean"])])
+    assert not torch.equal(
+        files["after.running_mean"], before["after.running_mean"][: len(files["after.running_mean"])]
+    )
 
     # what was cut once is cut again, and the plan says how from the full size
     sec.compress_checkpoint(tmp_path / "small", sec.Macs(0.7), batches, tmp_path / "smaller", model=Net())
@@ -125,7 +127,9 @@ def test_whatever_fails_leaves_nothing(tmp_path, monkeypatch):
 
     refused(sec.FileError, "this is the checkpoint itself|something already", out="whole")
     refused(sec.FileError, "make it first", out="missing/small")
-    refused(sec.CalibrationError, "failed on batch", data=[*batches, torch.zeros(2, 5, 8, 8)], importance=sec.Magnitude())
+    refused(
+        sec.CalibrationError, "failed on batch", data=[*batches, torch.zeros(2, 5, 8, 8)], importance=sec.Magnitude()
+    )
     with monkeypatch.context() as patch:
         patch.setattr("secateur.io.compressing.prove", lambda *_: (_ for _ in ()).throw(sec.VerifyError("not proved")))
         refused(sec.VerifyError, "not proved")
@@ -162,7 +166,7 @@ def test_experts_that_files_hold_one_by_one(tmp_path):
     (name,) = [name for name in tensors if "experts.2.w3" in name]
     tensors[name] = tensors[name][1:].clone()
     save_file(tensors, file)
-    with pytest.raises(sec.FileError, match="6 parts of 'model.layers.0.mlp.experts.gate_up_proj', which do not make up"):
+    with pytest.raises(sec.FileError, match=r"6 parts of '.*\.gate_up_proj', which do not make up"):
         sec.compress_checkpoint(tmp_path / "whole", sec.Params(0.7), batches, tmp_path / "again")
 
 

@@ -115,9 +115,13 @@ def run(args: argparse.Namespace, screen: Screen) -> Exit:
 def _check_large(args: argparse.Namespace, folder: Folder) -> None:
     """Refuse what does not go with a model that is too large for memory."""
     if args.onnx:
-        raise UsageError(f"--onnx: {args.model} is too large for memory; export what comes out, if that is small enough")
+        raise UsageError(
+            f"--onnx: {args.model} is too large for memory; export what comes out, if that is small enough"
+        )
     if folder.path.is_dir() and any(folder.path.iterdir()):
-        raise WriteError(f"{folder.path} has files already; write a checkpoint of several files to a new folder (--out)")
+        raise WriteError(
+            f"{folder.path} has files already; write a checkpoint of several files to a new folder (--out)"
+        )
 
 
 def _cut_in_files(files: Checkpoint, decided: Plan, compensation: LeastSquares | None, new: Path) -> Any:

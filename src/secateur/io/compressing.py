@@ -60,16 +60,16 @@ def compress_checkpoint(
     >>> report.plan == again.plan, torch.allclose(small["4.weight"], net[4].weight)
     (True, True)
 
-    What `compress` does in memory: rank, plan, cut, verify, refit. Here the weights stay in their files, which are mapped,
-    and those of the small model are mapped from the new files. Batches go from layer to layer in turn, so the system
-    reads a layer when its turn comes and lets go of it afterwards. What is held is one batch of activations and what a
-    layer takes to be solved for.
+    What `compress` does in memory: rank, plan, cut, verify, refit. Here the weights stay in their files, which are
+    mapped, and those of the small model are mapped from the new files. Batches go from layer to layer in turn, so the
+    system reads a layer when its turn comes and lets go of it afterwards. What is held is one batch of activations and
+    what a layer takes to be solved for.
 
     `example` is what the model is traced with; the first batch if none is given. `model` is one of the checkpoint's
     class, of full size, whose weights do not count (parameters on the meta device will do); Transformers' models are
-    found by config.json. The other keywords are those of `compress`. `loadable=True` makes an ordinary checkpoint, which
-    `from_pretrained` loads; any other plan is beside config.json, as secateur.json. `out` appears when it is complete:
-    a crash or a full disk leaves nothing under that name.
+    found by config.json. The other keywords are those of `compress`. `loadable=True` makes an ordinary checkpoint,
+    which `from_pretrained` loads; any other plan is beside config.json, as secateur.json. `out` appears when it is
+    complete: a crash or a full disk leaves nothing under that name.
     """
     start = time.perf_counter()
     if ranks() > 1:
@@ -109,7 +109,7 @@ class Checkpoint:
     def cut(
         self, plan: Plan, out: str | os.PathLike[str], recipe: Compensation | None = None, *, verify: bool = True
     ) -> tuple[nn.Module, Outcome | None]:
-        """Write the cut checkpoint, proved right and refitted; the model whose weights are there, and what was reached."""
+        """Write the cut checkpoint, proved right and refitted; the model of it, whose weights are there, and the fit."""
         with writing(self.shards, plan, self._outline, out) as new:
             small = emptied(self._outline)
             cut_as_planned(small, plan)

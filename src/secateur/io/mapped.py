@@ -92,7 +92,9 @@ def put_weights(model: nn.Module, shards: Shards, *, writable: bool = False) -> 
         old = state.tensors[names[0]]
         name = next((name for name in names if name in found), None)
         if name is None:
-            raise FileError(f"no file holds {shown(names[0])}, which {type(model).__name__} has; is it for another model?")
+            raise FileError(
+                f"no file holds {shown(names[0])}, which {type(model).__name__} has; is it for another model?"
+            )
         if found[name].shape != old.shape:
             shapes = f"{tuple(found[name].shape)}, not {tuple(old.shape)}"
             raise FileError(f"{shown(name)} is {shapes} as in {type(model).__name__}; is it for another model?")
@@ -100,7 +102,9 @@ def put_weights(model: nn.Module, shards: Shards, *, writable: bool = False) -> 
     _exchange(model, new)
     without = [name for name, buffer in model.named_buffers() if buffer.is_meta]
     if without:
-        raise FileError(f"{shown(min(without))} is on the meta device and in no file; make the model's buffers on the CPU")
+        raise FileError(
+            f"{shown(min(without))} is on the meta device and in no file; make the model's buffers on the CPU"
+        )
     return joined
 
 
@@ -136,7 +140,9 @@ def _with_joined(files: dict[str, Tensor], known: Collection[str]) -> tuple[dict
         rows = {part: len(group[0, part]) for part in range(len(group)) if (0, part) in group}
         count = 1 + max(expert for expert, _ in group)
         if len(group) != count * len(rows) or any(len(held) != rows.get(part) for (_, part), held in group.items()):
-            raise FileError(f"the files hold {len(group)} parts of {shown(whole)}, which do not make up one; get it anew")
+            raise FileError(
+                f"the files hold {len(group)} parts of {shown(whole)}, which do not make up one; get it anew"
+            )
         first = group[0, 0]
         found[whole] = joined = _on_disk((count, sum(rows.values()), *first.shape[1:]), first.dtype)
         for (expert, part), held in sorted(group.items()):
@@ -154,8 +160,8 @@ def _on_disk(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
             os.posix_fallocate(file.fileno(), 0, size)  # a full disk is an error here, and nothing later
         except OSError as error:
             raise FileError(
-                f"{size / 1e9:.2f} GB could not be written to {tempfile.gettempdir()} ({error}); set TMPDIR to a folder "
-                "with more space"
+                f"{size / 1e9:.2f} GB could not be written to {tempfile.gettempdir()} ({error}); set TMPDIR to a "
+                "folder with more space"
             ) from error
         return torch.frombuffer(mmap.mmap(file.fileno(), size), dtype=dtype).view(shape)
 

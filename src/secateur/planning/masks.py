@@ -1,8 +1,8 @@
 """Lists of positions as bit masks in base64, each written once: the plan of a large model repeats a few long ones.
 
 Most of the long ones repeat a short one themselves: a dimension of heads times positions in each keeps the same
-positions of every head that stays, one of two halves the same of both. Such a list is written as which copies stay, what
-stays in each, and how far apart they begin.
+positions of every head that stays, one of two halves the same of both. Such a list is written as which copies stay,
+what stays in each, and how far apart they begin.
 """
 
 from __future__ import annotations

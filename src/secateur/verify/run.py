@@ -38,7 +38,9 @@ def outputs(
 ) -> list[Tensor]:
     """The tensors that a model puts out in eval mode, with `change(name, copy)` in the place of each of its own."""
     late = sum(parameter.numel() for parameter in model.parameters()) * 8 > _HELD
-    return run_apart(model, lambda: _Precise(example, dtype, change, within, seen, _Late(dtype, change) if late else None))
+    return run_apart(
+        model, lambda: _Precise(example, dtype, change, within, seen, _Late(dtype, change) if late else None)
+    )
 
 
 def _high(item: Any) -> Any:
@@ -127,7 +129,14 @@ class _Precise(TorchDispatchMode):
                 module.register_forward_hook(lambda _m, _i, out, name=name: self._seen(name, out))
         args, kwargs = arguments(mapped(self._example, lambda tensor: raised(tensor, self._dtype)))
         late = nullcontext() if self._late is None else self._late
-        with patched(SLOW_ATTENTION, *uncached(model)), same_chances(), torch.no_grad(), self, self._within(model), late:
+        with (
+            patched(SLOW_ATTENTION, *uncached(model)),
+            same_chances(),
+            torch.no_grad(),
+            self,
+            self._within(model),
+            late,
+        ):
             torch.manual_seed(0)
             return list(tensors_in(handed_out(model, model(*args, **kwargs))))
 
