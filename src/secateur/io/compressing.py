@@ -109,7 +109,7 @@ class Checkpoint:
     def cut(
         self, plan: Plan, out: str | os.PathLike[str], recipe: Compensation | None = None, *, verify: bool = True
     ) -> tuple[nn.Module, Outcome | None]:
-        """Write the cut checkpoint, proved right and refitted; its model, with weights there, and what the fit reached."""
+        """Write the cut checkpoint, proved and refitted; its model, whose weights are there, and what was reached."""
         with writing(self.shards, plan, self._outline, out) as new:
             small = emptied(self._outline)
             cut_as_planned(small, plan)
