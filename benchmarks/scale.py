@@ -150,7 +150,12 @@ def compressed(layers: str) -> dict[str, Any]:
         threading.Thread(target=_watch, args=(peak,), daemon=True).start()
         report = sec.compress_checkpoint(folder / "whole", sec.Params(0.7), batches, folder / "small")
         seconds = time.process_time() - start
-        return {"bytes": size, "seconds": seconds, "peak": peak[1] - peak[0], "left": report.params.after / report.params.before}
+        return {
+            "bytes": size,
+            "seconds": seconds,
+            "peak": peak[1] - peak[0],
+            "left": report.params.after / report.params.before,
+        }
     finally:
         shutil.rmtree(folder)
 

@@ -115,6 +115,30 @@ def test_a_model_of_ones_own_is_told(tmp_path):
     fresh.load_state_dict(stored(tmp_path / "smaller"))
 
 
+class Recurrent(nn.Module):
+    """Its LSTM holds its parameters a second time, in a list."""
+
+    def __init__(self):
+        super().__init__()
+        self.up, self.lstm, self.head = nn.Linear(4, 8), nn.LSTM(8, 12, batch_first=True), nn.Linear(12, 2)
+
+    def forward(self, x):
+        return self.head(self.lstm(self.up(x))[0])
+
+
+def test_parameters_that_a_module_holds_twice(tmp_path):
+    torch.manual_seed(0)
+    model, batches = Recurrent().eval(), [torch.randn(4, 5, 4) for _ in range(3)]
+    (tmp_path / "whole").mkdir()
+    save_file(model.state_dict(), tmp_path / "whole" / "model.safetensors")
+    with torch.device("meta"):
+        empty = Recurrent()
+    report = sec.compress_checkpoint(tmp_path / "whole", sec.Params(0.6), batches, tmp_path / "small", model=empty)
+    assert report.plan == sec.compress(model, batches[0], sec.Params(0.6), batches, timed=False).plan
+    for name, tensor in stored(tmp_path / "small").items():
+        torch.testing.assert_close(tensor, model.state_dict()[name], rtol=1e-5, atol=1e-6)
+
+
 def test_whatever_fails_leaves_nothing(tmp_path, monkeypatch):
     model, batches = net(tmp_path / "whole")
     before = contents(tmp_path / "whole")

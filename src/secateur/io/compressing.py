@@ -17,7 +17,7 @@ from secateur.errors import FileError
 from secateur.importance import Importance
 from secateur.io.checkpoint import PLAN, check_target, shards_of, writing
 from secateur.io.file import about
-from secateur.io.mapped import built, emptied, put_weights, usual_dtype
+from secateur.io.mapped import built, emptied, usual_dtype, with_weights
 from secateur.io.shards import Shards
 from secateur.pipeline.compress import Compressed, Counted, compressed, params, ranking
 from secateur.planning import Plan, plan
@@ -102,8 +102,7 @@ class Checkpoint:
         with about(folder) as source:
             shards = shards_of(source)
             outline = _outline(shards, model)
-            whole = emptied(outline)
-            put_weights(whole, shards)
+            whole, _ = with_weights(outline, shards)
         return Checkpoint(shards, whole, outline)
 
     def cut(
@@ -111,9 +110,9 @@ class Checkpoint:
     ) -> tuple[nn.Module, Outcome | None]:
         """Write the cut checkpoint, proved and refitted; its model, whose weights are there, and what was reached."""
         with writing(self.shards, plan, self._outline, out) as new:
-            small = emptied(self._outline)
-            cut_as_planned(small, plan)
-            joined = put_weights(small, Shards.of(new), writable=True)
+            empty = emptied(self._outline)
+            cut_as_planned(empty, plan)
+            small, joined = with_weights(empty, Shards.of(new), writable=True)
             if verify:
                 prove(self.model, small, plan)
             reached = None if recipe is None else carry_out(recipe, self.model, small, plan)

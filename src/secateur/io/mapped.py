@@ -10,7 +10,7 @@ import mmap
 import os
 import tempfile
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,7 +25,7 @@ from secateur.io.shards import Shards, read_json, starts
 from secateur.io.tensors import State
 from secateur.planning.json import shown
 from secateur.state.patches import patched, same_chances
-from secateur.state.twin import copied
+from secateur.state.twin import remade
 
 CONFIG = "config.json"
 
@@ -78,34 +78,30 @@ def usual_dtype(shards: Shards) -> torch.dtype | None:
     return known[counts.most_common(1)[0][0]] if counts else None
 
 
-def put_weights(model: nn.Module, shards: Shards, *, writable: bool = False) -> Joined:
-    """Give a model its weights, mapped from files; what is written goes to the files only if they are `writable`.
+def with_weights(model: nn.Module, shards: Shards, *, writable: bool = False) -> tuple[nn.Module, Joined]:
+    """A copy of a model with weights that are mapped from files, which writing changes only if they are `writable`.
 
     Experts that files hold one by one, and the model as one tensor, are copied into a file of their own.
     """
     state = State.of(model)
     if state.extra:
         raise FileError(f"{shown(min(state.extra))} is extra state, which is not mapped from files; load the model")
+    kind = type(model).__name__
     found, joined = _with_joined(dict(_mapped(shards, writable)), state.names())
     new: dict[int, Tensor] = {}
     for names in state.groups():
         old = state.tensors[names[0]]
         name = next((name for name in names if name in found), None)
         if name is None:
-            raise FileError(
-                f"no file holds {shown(names[0])}, which {type(model).__name__} has; is it for another model?"
-            )
+            raise FileError(f"no file holds {shown(names[0])}, which {kind} has; is it for another model?")
         if found[name].shape != old.shape:
             shapes = f"{tuple(found[name].shape)}, not {tuple(old.shape)}"
-            raise FileError(f"{shown(name)} is {shapes} as in {type(model).__name__}; is it for another model?")
+            raise FileError(f"{shown(name)} is {shapes} as in {kind}; is it for another model?")
         new[id(old)] = _like(old, found[name])
-    _exchange(model, new)
-    without = [name for name, buffer in model.named_buffers() if buffer.is_meta]
+    without = [name for name, buffer in model.named_buffers() if buffer.is_meta and id(buffer) not in new]
     if without:
-        raise FileError(
-            f"{shown(min(without))} is on the meta device and in no file; make the model's buffers on the CPU"
-        )
-    return joined
+        raise FileError(f"{shown(min(without))} is on the meta device and in no file; make buffers on the CPU")
+    return remade(model, lambda old: new[id(old)] if id(old) in new else old.detach().clone()), joined
 
 
 @dataclass(frozen=True)
@@ -168,18 +164,11 @@ def _on_disk(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
 
 def emptied(model: nn.Module) -> nn.Module:
     """A copy of a model whose parameters are on the meta device; buffers are copied."""
-    made = copied(model, lambda tensor: isinstance(tensor, nn.Parameter))
-    _exchange(made, {id(old): _like(old, old.detach().to("meta")) for old in made.parameters()})
-    return made
 
+    def empty(old: Tensor) -> Tensor:
+        return _like(old, old.detach().to("meta")) if isinstance(old, nn.Parameter) else old.detach().clone()
 
-def _exchange(model: nn.Module, new: Mapping[int, Tensor]) -> None:
-    """Other tensors in the place of some, by their ids, wherever these are registered."""
-    for module in model.modules():
-        for registered in (module._parameters, module._buffers):
-            for name, tensor in registered.items():
-                if id(tensor) in new:
-                    registered[name] = new[id(tensor)]  # type: ignore[assignment]
+    return remade(model, empty)
 
 
 def _like(old: Any, data: Tensor) -> Any:
@@ -211,4 +200,4 @@ def _at(memory: Any, start: int, like: Tensor) -> Tensor:
     return torch.frombuffer(memory, dtype=like.dtype, count=like.numel(), offset=start).view(like.shape)
 
 
-__all__ = ["CONFIG", "Joined", "built", "emptied", "put_weights", "usual_dtype"]
+__all__ = ["CONFIG", "Joined", "built", "emptied", "usual_dtype", "with_weights"]
