@@ -96,7 +96,7 @@ def test_positions(data, both, index, words):
         ("AAAB", "keeps position 16 of"),
         ("A" * (4 * 2**20) + "AAAB", "for more than 16777216 positions"),
         ("A" * (12 * 2**20), "longer than those of any plan"),
-        ([], "three numbers"),
+        ([0], "three numbers"),
         ([0, 0], "three numbers"),
         ([0, 0, True], "three numbers"),
         ([0, 0, -1], "three numbers"),

@@ -1,6 +1,7 @@
 """A checkpoint compressed from files to files is what `compress` makes in memory."""
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -12,9 +13,9 @@ from torch import nn
 from transformers import LlamaConfig, LlamaForCausalLM, MixtralConfig, MixtralForCausalLM
 
 import secateur as sec
-from secateur.verify import run
+from secateur.verify import beside, run
 
-SMALL = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2}
+SMALL = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 4, "num_key_value_heads": 2}
 
 
 def llama(folder, dtype, **more):
@@ -33,6 +34,13 @@ def contents(folder):
     return {file.name: file.read_bytes() for file in Path(folder).iterdir()}
 
 
+def in_files(model, start):
+    """Whether every parameter is memory that is mapped from files, and those are where they should be."""
+    lines = [line.split() for line in Path("/proc/self/maps").read_text().splitlines()]
+    spans = [[int(end, 16) for end in words[0].split("-")] for words in lines if words[-1].startswith(str(start))]
+    return all(any(a <= p.data_ptr() < b for a, b in spans) for p in model.parameters())
+
+
 @pytest.mark.parametrize(
     ("dtype", "tied", "loadable", "late"),
     [(torch.float32, False, False, True), (torch.bfloat16, True, True, False)],
@@ -42,10 +50,18 @@ def test_it_is_what_compress_makes(tmp_path, monkeypatch, dtype, tied, loadable,
     whole, small = tmp_path / "whole", tmp_path / "small"
     batches = llama(whole, dtype, tie_word_embeddings=tied)
     before = contents(whole)
+    proved = []
+
+    def prove(whole, small, plan):
+        proved.append(in_files(whole, tmp_path / "whole") and in_files(small, tmp_path / ".secateur-"))
+        beside.prove(whole, small, plan)
+
     with monkeypatch.context() as patch:
         patch.setattr(run, "_HELD", 0 if late else run._HELD)  # stand-ins for verification one at a time
+        patch.setattr("secateur.io.compressing.prove", prove)
         report = sec.compress_checkpoint(whole, sec.Params(0.7), batches, small, loadable=loadable)
     assert contents(whole) == before
+    assert proved == [True]
 
     model = LlamaForCausalLM.from_pretrained(whole, dtype="auto")
     again = sec.compress(model, batches[0], sec.Params(0.7), batches, loadable=loadable, timed=False)
@@ -152,7 +168,10 @@ def test_whatever_fails_leaves_nothing(tmp_path, monkeypatch):
     refused(sec.FileError, "this is the checkpoint itself|something already", out="whole")
     refused(sec.FileError, "make it first", out="missing/small")
     refused(
-        sec.CalibrationError, "failed on batch", data=[*batches, torch.zeros(2, 5, 8, 8)], importance=sec.Magnitude()
+        sec.CalibrationError,
+        "failed on the batches",
+        data=[*batches, torch.zeros(2, 5, 8, 8)],
+        importance=sec.Magnitude(),
     )
     with monkeypatch.context() as patch:
         patch.setattr("secateur.io.compressing.prove", lambda *_: (_ for _ in ()).throw(sec.VerifyError("not proved")))
@@ -172,7 +191,7 @@ def test_whatever_fails_leaves_nothing(tmp_path, monkeypatch):
 
 def test_experts_that_files_hold_one_by_one(tmp_path):
     torch.manual_seed(0)
-    sizes = {**SMALL, "num_hidden_layers": 1, "vocab_size": 32, "intermediate_size": 24, "num_local_experts": 3}
+    sizes = {**SMALL, "vocab_size": 32, "intermediate_size": 24, "num_local_experts": 3}
     MixtralForCausalLM(MixtralConfig(**sizes)).save_pretrained(tmp_path / "whole", max_shard_size="20kB")
     batches = [torch.randint(32, (2, 16)) for _ in range(3)]
     report = sec.compress_checkpoint(tmp_path / "whole", sec.Params(0.7), batches, tmp_path / "small")
@@ -199,12 +218,12 @@ import sys, threading, time, torch, secateur as sec
 from pathlib import Path
 from torch import nn
 from safetensors.torch import save_file
-from secateur.verify import run
+from secateur.verify import beside, run
 
 class Block(nn.Module):
     def __init__(self):
         super().__init__()
-        self.up, self.down = nn.Linear(48, 12_000), nn.Linear(12_000, 48)
+        self.up, self.down = nn.Linear(48, 34_000), nn.Linear(34_000, 48)
     def forward(self, x):
         return x + self.down(torch.relu(self.up(x)))
 
@@ -221,7 +240,7 @@ folder = Path(sys.argv[1])
 torch.manual_seed(0)
 torch.set_num_threads(1)
 with torch.device("meta"):
-    deep = nn.Sequential(*(Block() for _ in range(24)))
+    deep = nn.Sequential(*(Block() for _ in range(16)))
 folder.joinpath("whole").mkdir()
 size = 0
 where = {}
@@ -232,7 +251,7 @@ for i, block in enumerate(deep):
     size += sum(w.nbytes for w in weights.values())
 import json
 folder.joinpath("whole", "model.safetensors.index.json").write_text(json.dumps({"weight_map": where}))
-batches = [torch.randn(16, 48) for _ in range(4)]
+batches = [torch.randn(16, 48) for _ in range(2)]
 run._HELD = 2**22
 small = nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 4))
 sec.compress(small, torch.zeros(1, 4), sec.Macs(0.5), [torch.randn(8, 4)], timed=False)  # what is imported late
@@ -244,12 +263,18 @@ print(json.dumps({"size": size, "peak": peak[0] - before}))
 """
 
 
+@pytest.mark.zoo
 def test_memory_is_that_of_a_few_layers(tmp_path):
-    """The model's 110 MB stay in the files: what else is held does not grow with the number of layers."""
+    """The model's 211 MB stay in the files; beside these there are about ten copies of one of its 32 layers."""
     done = subprocess.run(
-        [sys.executable, "-c", MEMORY, str(tmp_path)], capture_output=True, text=True, timeout=600, check=False
+        [sys.executable, "-c", MEMORY, str(tmp_path)],
+        env={**os.environ, "MALLOC_MMAP_THRESHOLD_": "65536"},  # what is freed goes back to the system
+        capture_output=True,
+        text=True,
+        timeout=600,
+        check=False,
     )
     assert done.returncode == 0, done.stderr
     told = json.loads(done.stdout.splitlines()[-1])
-    assert told["size"] > 100e6
+    assert told["size"] > 200e6
     assert told["peak"] < 0.5 * told["size"], told
