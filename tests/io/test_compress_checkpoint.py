@@ -21,7 +21,7 @@ SMALL = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 4, "n
 def llama(folder, dtype, **more):
     torch.manual_seed(0)
     model = LlamaForCausalLM(LlamaConfig(**SMALL, vocab_size=48, intermediate_size=64, **more)).to(dtype)
-    model.save_pretrained(folder, max_shard_size="30kB")
+    model.save_pretrained(folder, max_shard_size="10kB")
     (folder / "tokenizer.json").write_text("{}")
     return [{"input_ids": torch.randint(48, (2, 24))} for _ in range(4)]
 
