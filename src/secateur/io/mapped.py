@@ -59,8 +59,9 @@ def _without_weights(make: Callable[[], nn.Module], dtype: torch.dtype | None) -
     register = nn.Module.register_parameter
 
     def register_empty(module: nn.Module, name: str, parameter: nn.Parameter | None) -> None:
-        there = parameter is None or parameter.is_meta
-        register(module, name, parameter if there else _like(parameter, parameter.detach().to("meta")))
+        if parameter is not None and not parameter.is_meta:
+            parameter = _like(parameter, parameter.detach().to("meta"))
+        register(module, name, parameter)
 
     before = torch.get_default_dtype()
     with same_chances(), patched((nn.Module, "register_parameter", register_empty)):
