@@ -26,7 +26,7 @@ from secateur.io import save
 from secateur.io.compressing import Checkpoint
 from secateur.pipeline.apply import apply
 from secateur.planning import Macs, Params, Plan, Ratio, plan
-from secateur.planning.problem import Problem
+from secateur.planning.problem import PruningProblem
 from secateur.planning.reasons import blocked
 from secateur.planning.targets import Bytes, Target
 from secateur.timing import Latency
@@ -188,7 +188,7 @@ def _show(
 def check_options(graph: Graph, keywords: Mapping[str, Any]) -> None:
     """Refuse options that do not fit the model, such as names of layers that it does not have."""
     try:
-        Problem(graph, **keywords)
+        PruningProblem(graph, **keywords)
     except PlanError as error:
         raise UsageError(str(error)) from error
 
@@ -207,7 +207,7 @@ def explained(graph: Graph, kind: str, options: Mapping[str, Any]) -> Iterator[N
 
 def what_blocks(graph: Graph, kind: str, options: Mapping[str, Any]) -> str:
     """The layers that most of the lowest cost is in, each with a reason; one sentence."""
-    problem = Problem(graph, **options)
+    problem = PruningProblem(graph, **options)
     counts = {axis.atom: n for axis, n in problem.counts(lambda _: 1.0).items()}
     left = {module: cost(counts) for module, cost in _by_module(graph, kind).items()}
     whole = sum(left.values()) or 1

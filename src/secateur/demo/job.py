@@ -19,7 +19,7 @@ from secateur.demo.nets import ResidualNet, RowLSTM
 from secateur.importance import Reconstruction
 from secateur.io import save
 from secateur.pipeline.apply import apply
-from secateur.pipeline.sweep import Sweep, sweep
+from secateur.pipeline.sweep import SweepResult, sweep
 from secateur.planning import Macs, Plan, plan
 from secateur.progress import progress
 from secateur.tracing import Graph, macs, trace
@@ -65,7 +65,7 @@ class DemoOutcome:
     stages: tuple[Stage, ...]
     plan: Plan = field(repr=False)
     graph: Graph = field(repr=False)  # of the network before the cut
-    sweep: Sweep = field(repr=False)
+    sweep: SweepResult = field(repr=False)
     model: nn.Module = field(repr=False)
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from secateur.errors import PlanError
 from secateur.planning import example_recipe
-from secateur.planning.masks import Masks, read_masks
+from secateur.planning.masks import MaskTable, read_masks
 from secateur.planning.plans import AxisPlan, Change, Kept, Plan
 from secateur.state.held import Key, Place
 
@@ -26,7 +26,7 @@ def dumps(plan: Plan) -> str:
 
 
 def to_data(plan: Plan) -> dict[str, Any]:
-    masks = Masks()
+    masks = MaskTable()
     axes = [{**vars(axis), "keep": masks.number(axis.keep)} for axis in plan.axes]
     tensors = {
         name: {"shape": list(plan.shapes[name]), "keep": _keep_data(plan.kept[name], masks)}
@@ -50,7 +50,7 @@ def to_data(plan: Plan) -> dict[str, Any]:
     }
 
 
-def _keep_data(dims: Kept, masks: Masks) -> dict[str, int | list[int]]:
+def _keep_data(dims: Kept, masks: MaskTable) -> dict[str, int | list[int]]:
     return {str(dim): masks.number(index) for dim, index in sorted(dims.items())}
 
 

@@ -18,7 +18,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from secateur.axes import Atom, free_atoms, size_after
+from secateur.axes import free_atoms, size_after
+from secateur.axes.polynomial import Counts
 from secateur.errors import PlanError
 from secateur.planning.counts import components, settle
 from secateur.sizes.size import Attr, Dim, Lit
@@ -27,8 +28,6 @@ from secateur.tracing.constructor import Constructed, Field, Maker, Sized, const
 from secateur.tracing.equations import Constraint
 from secateur.tracing.graph import Axis, Graph
 from secateur.tracing.makers import maker_of
-
-Counts = Mapping[Atom, int]
 
 
 class Loadable:

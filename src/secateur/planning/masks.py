@@ -23,10 +23,10 @@ _SHORT = 2**8  # bits of a mask that is written as it is
 _Array = np.ndarray[Any, np.dtype[np.int64]]
 
 
-class Masks:
+class MaskTable:
     """The masks that a plan writes, in the order in which they come up.
 
-    >>> masks = Masks()
+    >>> masks = MaskTable()
     >>> masks.number((0, 2, 9)), masks.number((1,)), masks.number((0, 2, 9))
     (0, 1, 0)
     >>> masks.number([400 * head + position for head in (0, 1, 3) for position in (1, 3)])
@@ -126,4 +126,4 @@ def _bits(text: str) -> np.ndarray[Any, np.dtype[np.uint8]]:
     return np.unpackbits(np.frombuffer(data, np.uint8), bitorder="little")
 
 
-__all__ = ["Masks", "read_masks"]
+__all__ = ["MaskTable", "read_masks"]

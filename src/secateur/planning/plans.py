@@ -18,8 +18,8 @@ from secateur.errors import PlanError, SecateurWarning
 from secateur.importance import Importance, Magnitude, Scope
 from secateur.planning.configs import config_fields
 from secateur.planning.loadable import Loadable, named_fields
-from secateur.planning.names import Part
-from secateur.planning.problem import Chosen, CostModel, Problem
+from secateur.planning.names import Named
+from secateur.planning.problem import Chosen, CostModel, PruningProblem
 from secateur.planning.reasons import nothing_to_cut
 from secateur.planning.targets import Budget, Budgets, Ratio, Target, target_of
 from secateur.planning.told import kept_twice, told_sizes
@@ -152,7 +152,7 @@ def plan(
     *,
     importance: Importance | None = None,
     exact: bool = False,
-    protect: Part | Sequence[Part] = (),
+    protect: Named | Sequence[Named] = (),
     round_to: int = 1,
     scope: Scope | str | None = None,
     loadable: bool = False,
@@ -193,7 +193,7 @@ def plan(
     with together("plan", all_come=data or sharded):
         while True:
             graph = graph if limits is None else limits.graph
-            problem = Problem(graph, criterion, exact=exact, protect=protect, round_to=round_to, scope=scope)
+            problem = PruningProblem(graph, criterion, exact=exact, protect=protect, round_to=round_to, scope=scope)
             chosen = _chosen(problem, wanted)
             del problem
             if limits is None or not limits.hold_back({axis.atom: len(kept) for axis, kept in chosen.items()}):
@@ -206,7 +206,7 @@ def plan(
         return make_plan(graph, chosen, limits)
 
 
-def _chosen(problem: Problem, target: Target) -> Chosen:
+def _chosen(problem: PruningProblem, target: Target) -> Chosen:
     """What a target decides. The problem is gone, with what it remembers, before a plan is made of it."""
     chosen = target.choose(problem)
     found = chosen if isinstance(chosen, Chosen) else Chosen(chosen)
@@ -242,10 +242,9 @@ def make_plan(graph: Graph, chosen: Mapping[Axis, Tensor], limits: Loadable | No
     if limits is not None:
         told = limits.told(counts)
         attributes += [(place, was, now) for place, (was, now) in told.items() if place not in changed]
-    else:
+    elif counts:
         after |= {str(place): [value] for place, _, value in attributes}
         attributes += config_fields(graph.model, after, equations.read)
-    if limits is None and counts:
         attributes += told_sizes(graph, after, {place for place, *_ in attributes})
         attributes += kept_twice(graph.model, attributes)
     held = tuple((graph.places[name], kept.pop(name)) for name in list(kept) if graph.kinds[name] == "attribute")

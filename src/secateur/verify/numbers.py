@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from secateur.compat import TorchFunctionMode
-from secateur.tracing.rehearsal import NumberCall, Numbers, is_number
+from secateur.tracing.rehearsal import NumberCall, Numbers, is_number_argument
 from secateur.verify.absence import Count, counting
 from secateur.verify.run import Values, outputs
 
@@ -59,7 +59,7 @@ class Replayed(TorchFunctionMode):
 
 def _counted(items: Any) -> Any:
     for item in items.values() if isinstance(items, dict) else items:
-        if is_number(item):
+        if is_number_argument(item):
             yield item
         elif type(item) in (tuple, list, dict, torch.Size):
             yield from _counted(item)
@@ -67,7 +67,7 @@ def _counted(items: Any) -> Any:
 
 def _replaced(item: Any, numbers: list[Any]) -> Any:
     """Arguments with the next numbers in the place of plain ones; sizes that know what they will be stay."""
-    if is_number(item):
+    if is_number_argument(item):
         number = numbers.pop(0)
         return item if isinstance(item, Count) else number
     if type(item) is dict:

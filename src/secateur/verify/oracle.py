@@ -2,6 +2,10 @@
 
 - Exact cuts: zero every removed slice of the full-size model; its outputs must be those of the cut model.
 - Other cuts: mark every removed slice of the full-size model as absent; statistics are taken over what is present.
+
+A layer norm shows why there are two. It divides by the spread of all features, and removed ones that are zero still
+count in it, so the full-size model with zeros is not what the cut one should compute. With the removed features absent
+(NaN, see `absence`) each op leaves them out by itself, and the full-size model says what a cut one must put out.
 """
 
 import warnings
