@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from secateur.errors import FileError, PlanError
 from secateur.io.atomic import sync
 from secateur.io.file import about
-from secateur.io.mapped import CONFIG, built
+from secateur.io.mapped import CONFIG, outline_of
 from secateur.io.pieces import Left, Piece, check_whole, left, piece
 from secateur.io.shards import Form, Shards, nbytes, read_json, write_shard
 from secateur.io.tensors import State
@@ -61,7 +61,7 @@ def cut_checkpoint(
         raise PlanError(f"cut_checkpoint takes a Plan, not {type(plan).__name__}; make one with secateur.plan")
     with about(folder) as source:
         shards = shards_of(source)
-        outline = built(source) if model is None else unwrap(model)
+        outline = outline_of(source) if model is None else unwrap(model)
     with writing(shards, plan, outline, out):
         return Path(out)
 

@@ -17,7 +17,7 @@ from secateur.errors import FileError
 from secateur.importance import Importance
 from secateur.io.checkpoint import PLAN, check_target, shards_of, writing
 from secateur.io.file import about
-from secateur.io.mapped import built, emptied, usual_dtype, with_weights
+from secateur.io.mapped import outline_of, usual_dtype, with_weights, without_values
 from secateur.io.shards import Shards
 from secateur.pipeline.compress import Compressed, Counted, compressed, params, ranking
 from secateur.planning import Plan, plan
@@ -110,7 +110,7 @@ class Checkpoint:
     ) -> tuple[nn.Module, Outcome | None]:
         """Write the cut checkpoint, proved and refitted; its model, whose weights are there, and what was reached."""
         with writing(self.shards, plan, self._outline, out) as new:
-            empty = emptied(self._outline)
+            empty = without_values(self._outline)
             cut_as_planned(empty, plan)
             small, joined = with_weights(empty, Shards.of(new), writable=True)
             if verify:
@@ -122,7 +122,7 @@ class Checkpoint:
 
 def _outline(shards: Shards, model: nn.Module | None) -> nn.Module:
     """A model of the checkpoint's class and size, without weights, in eval mode."""
-    found = built(shards.folder, usual_dtype(shards)) if model is None else emptied(unwrap(model))
+    found = outline_of(shards.folder, usual_dtype(shards)) if model is None else without_values(unwrap(model))
     if found is None:
         raise FileError("its config.json does not name a class of Transformers; pass the model (model=…)")
     before = shards.folder / PLAN

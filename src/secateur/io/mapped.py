@@ -30,7 +30,7 @@ from secateur.state.twin import remade
 CONFIG = "config.json"
 
 
-def built(folder: Path, dtype: torch.dtype | None = None) -> nn.Module | None:
+def outline_of(folder: Path, dtype: torch.dtype | None = None) -> nn.Module | None:
     """The model that config.json tells of, if Transformers has its class: parameters on the meta device, buffers not.
 
     `dtype` is what its buffers have that are made without saying which.
@@ -163,7 +163,7 @@ def _on_disk(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
         return torch.frombuffer(mmap.mmap(file.fileno(), size), dtype=dtype).view(shape)
 
 
-def emptied(model: nn.Module) -> nn.Module:
+def without_values(model: nn.Module) -> nn.Module:
     """A copy of a model whose parameters are on the meta device; buffers are copied."""
 
     def empty(old: Tensor) -> Tensor:
@@ -201,4 +201,4 @@ def _at(memory: Any, start: int, like: Tensor) -> Tensor:
     return torch.frombuffer(memory, dtype=like.dtype, count=like.numel(), offset=start).view(like.shape)
 
 
-__all__ = ["CONFIG", "Joined", "built", "emptied", "usual_dtype", "with_weights"]
+__all__ = ["CONFIG", "Joined", "outline_of", "usual_dtype", "with_weights", "without_values"]
