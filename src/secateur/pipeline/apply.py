@@ -71,7 +71,7 @@ def apply(
 
     In a process group every rank calls this, with the same plan; what fails on one rank is raised on all. A model that
     is spread over ranks is cut with `shard`, the function that sharded it, which is called once more: its parameters
-    are new objects then, which `optimizer` is given. What is verified is that it runs, at the costs that were planned.
+    are new objects then, which `optimizer` is given. It is verified before it is sharded again.
     """
     with together("apply"):
         inner = unwrap(model, sharded=shard is not None)

@@ -119,12 +119,28 @@ def copied(model: nn.Module, shares: Callable[[Tensor], bool]) -> nn.Module:
     """
     memo: dict[int, Any] = {}
 
+    def new(tensor: Tensor) -> Tensor:
+        if shares(tensor):
+            return alias(tensor)
+        return copy.deepcopy(tensor, memo) if tensor.is_leaf else tensor.detach().clone()
+
+    return remade(model, new)
+
+
+def remade(model: nn.Module, new: Callable[[Tensor], Tensor]) -> nn.Module:
+    """A copy of a model to keep, with other tensors, which share no container with the model's.
+
+    >>> layer = nn.Linear(2, 3)
+    >>> other = remade(nn.Sequential(layer, layer), torch.zeros_like)
+    >>> other[0].weight is other[1].weight, other[0].bias
+    (True, tensor([0., 0., 0.]))
+    """
+    made: dict[int, Tensor] = {}
+
     def change(value: Any, _place: Place, _kind: str) -> Any:
         if not isinstance(value, Tensor):
             return value
-        if shares(value):
-            return memo[id(value)] if id(value) in memo else memo.setdefault(id(value), alias(value))
-        return copy.deepcopy(value, memo) if value.is_leaf else memo.setdefault(id(value), value.detach().clone())
+        return made[id(value)] if id(value) in made else made.setdefault(id(value), new(value))
 
     return _Making(change).model(model)
 
@@ -267,4 +283,4 @@ class _Making(Redirection):
         return new
 
 
-__all__ = ["CannotCopyError", "Rewrite", "Run", "copied", "in_place", "run_apart", "twin"]
+__all__ = ["CannotCopyError", "Rewrite", "Run", "copied", "in_place", "remade", "run_apart", "twin"]

@@ -13,15 +13,21 @@ from torch import nn
 from secateur.compat import TorchFunctionMode
 from secateur.tracing.rehearsal import NumberCall, Numbers, is_number_argument
 from secateur.verify.absence import Count, counting
-from secateur.verify.run import outputs
+from secateur.verify.run import Values, outputs
 
 
-def numbers_of(model: nn.Module, example: Any, dtype: torch.dtype) -> list[NumberCall]:
+def numbers_of(model: nn.Module, example: Any, dtype: torch.dtype, values: Values | None = None) -> list[NumberCall]:
     """The plain numbers that a model gives torch functions, call by call."""
-    return [call for call in way_of(model, example, dtype).calls if call[1]]
+    return [call for call in way_of(model, example, dtype, values=values).calls if call[1]]
 
 
-def way_of(model: nn.Module, example: Any, dtype: torch.dtype, known: Sequence[NumberCall] | None = None) -> Numbers:
+def way_of(
+    model: nn.Module,
+    example: Any,
+    dtype: torch.dtype,
+    known: Sequence[NumberCall] | None = None,
+    values: Values | None = None,
+) -> Numbers:
     """The modules that a model runs and the functions that it calls, compared with those of a known run."""
     seen: list[Numbers] = []
 
@@ -29,7 +35,7 @@ def way_of(model: nn.Module, example: Any, dtype: torch.dtype, known: Sequence[N
         seen.append(Numbers(other, known))
         return seen[-1]
 
-    outputs(model, example, dtype, within=watching, seen=lambda name, _: seen[-1].entered(name))
+    outputs(model, example, dtype, within=watching, seen=lambda name, _: seen[-1].entered(name), values=values)
     return seen[-1]
 
 
