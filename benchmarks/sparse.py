@@ -236,8 +236,8 @@ def _language_lines(rows: Sequence[dict[str, Any]]) -> list[str]:
         "`python -m benchmarks.sparse language` at "
         + _commits(rows)
         + ": SmolLM2-135M-Instruct, WikiText-2, perplexity",
-        f"on the first 80 test windows of 512 tokens (40,880 tokens; dense {dense:.2f}), from the first 16 windows of the",
-        "training text. A dash: not measured.",
+        f"on the first 80 test windows of 512 tokens (40,880 tokens; dense {dense:.2f}), from the first 16 windows of",
+        "the training text. A dash: not measured.",
         "",
         "| method | " + " | ".join(LANGUAGE) + " |",
         "|---" * (1 + len(LANGUAGE)) + "|",
