@@ -49,7 +49,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--data",
         metavar="FILE.py:NAME|TEXT",
         required=True,
-        help="a function that returns batches, or for transformers:FOLDER a .txt file; one eighth is held back and judges",
+        help="a function that returns batches, or for transformers:FOLDER a .txt file; an eighth is held back",
     )
     parser.add_argument("--protect", action="append", default=[], metavar="GLOB", help="weights that stay dense")
     parser.add_argument(

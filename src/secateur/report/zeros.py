@@ -6,7 +6,6 @@ import os
 from functools import partial
 from typing import TYPE_CHECKING
 
-import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
@@ -59,6 +58,7 @@ def weights_of(model: nn.Module) -> dict[str, Tensor]:
 def density(weight: Tensor, most: int = _GRID) -> Tensor:
     """The share of weights that are not zero, over a grid of outputs by inputs.
 
+    >>> import torch
     >>> density(torch.tensor([[1.0, 0.0], [1.0, 2.0]]), most=1)
     tensor([[0.7500]])
     """
