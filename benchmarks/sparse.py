@@ -151,8 +151,6 @@ def vision(args: argparse.Namespace) -> None:
     for name in args.models:
         dense = {"resnet56": models.resnet56, "vgg16": models.vgg16}[name]()
         tests = data.pixels(split.test_x[: args.images]), split.test_y[: args.images]
-        if not table.has(model=name, method="dense", images=args.images):
-            table.add(model=name, method="dense", images=args.images, accuracy=accuracy(dense, *tests))
         for seed in range(args.seeds):
             drawn = torch.randperm(len(split.train_y), generator=torch.Generator().manual_seed(seed))[:512]
             batches = list(data.pixels(split.train_x[drawn]).split(128))
@@ -166,6 +164,8 @@ def vision(args: argparse.Namespace) -> None:
                     solve, spread = VISION[method]
                     sec.sparsify(model, batches, sec.Unstructured(sparsity), method=solve, spread=spread)
                     table.add(**key, seconds=time.process_time() - begun, accuracy=accuracy(model, *tests))
+        if not table.has(model=name, method="dense", images=args.images):
+            table.add(model=name, method="dense", images=args.images, accuracy=accuracy(dense, *tests))
 
 
 @torch.inference_mode()
