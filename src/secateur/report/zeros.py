@@ -63,7 +63,7 @@ def density(weight: Tensor, most: int = _GRID) -> Tensor:
     tensor([[0.7500]])
     """
     there = (weight != 0).flatten(1).float()
-    sizes = [min(most, n) for n in there.shape]
+    sizes = min(most, there.shape[0]), min(most, there.shape[1])
     return F.adaptive_avg_pool2d(there.unsqueeze(0), sizes)[0].cpu()
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from typing import Any
 
@@ -76,7 +76,9 @@ def sparsify(
     solve, inner = _method(method), unwrap(model)
     _check_pattern(pattern)
     check_values(inner, inner.parameters(), "sparsify")
-    judges = nullcontext([]) if held_back is None else taken(held_back, "sparsify: held_back")
+    judges: AbstractContextManager[Sequence[Any]] = nullcontext(())
+    if held_back is not None:
+        judges = taken(held_back, "sparsify: held_back")
     with taken(batches, "sparsify") as data, judges as kept_back, transaction(inner) as undo, _blamed():
         undo.keep(*inner.buffers())
         masked = _unmasked(inner)
