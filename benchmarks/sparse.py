@@ -262,7 +262,7 @@ def _vision_lines() -> list[str]:
     if not rows:
         return []
     at = {row["model"]: row["accuracy"] for row in rows if row["method"] == "dense"}
-    dense = ", ".join(f"{name} {accuracy:.2f}" for name, accuracy in at.items())
+    dense = ", ".join(f"{name} {accuracy:.2f}" for name, accuracy in at.items()) or "not measured"
     lines = [
         "`python -m benchmarks.sparse vision` at " + _commits(rows) + ": CIFAR-10, percent right of all 10,000 test",
         f"images (dense: {dense}), from 512 training images that each seed draws anew; mean ± standard deviation, in",
