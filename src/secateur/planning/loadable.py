@@ -72,7 +72,8 @@ class Loadable:
             settled = settle_group(self.equations, atoms, constraints, least)
             broken = (c for c in constraints if not self.equations.holds(c, least))
             if all(settled[atom] == atom.size for atom in atoms) and (first := next(broken, None)) is not None:
-                yield from [first.why or str(first)] * len(of.intersection(atoms))
+                why = f"no counts were found with which all sizes come out right; {first.why or first}"
+                yield from [why] * len(of.intersection(atoms))
 
     @cached_property
     def _numbers(self) -> dict[Place, Any]:

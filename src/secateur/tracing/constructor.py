@@ -144,7 +144,8 @@ def _without_weights() -> Iterator[None]:
         yield
 
 
-_FILL = {getattr(Tensor, name) for name in ("normal_", "uniform_", "fill_", "zero_", "erfinv_", "clamp_", "mul_", "add_")}
+_FILLING = "normal_ uniform_ fill_ zero_ erfinv_ clamp_ mul_ add_"
+_FILL = {getattr(Tensor, name) for name in _FILLING.split()}
 
 
 class _Unfilled(TorchFunctionMode):

@@ -263,7 +263,6 @@ class Equations:
             if not changed:
                 return constraints
 
-
     def _only_whole(self, constraint: Constraint, atoms: list[Atom]) -> bool:
         """Whether a constraint holds only where its axes, one or two small ones, lose nothing."""
         if len(atoms) > 2 or math.prod(atom.size for atom in atoms) > max(_PAIRS, atoms[0].size):
