@@ -4,7 +4,7 @@ import time
 from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from torch import nn
 
@@ -97,21 +97,41 @@ def compress(
         check_measured(target)
         graph = trace(inner, example)
         options: dict[str, Any] = {"exact": exact, "protect": protect, "round_to": round_to, "loadable": loadable}
-        criterion = Reconstruction(Some(data, _RANKED)) if importance is None else importance
+        criterion = ranking(data) if importance is None else importance
         with alone() if importance is None else nullcontext():  # a criterion that was given has data of its own
             made = plan(graph, target, importance=criterion, **options)
-        before = graph.macs(), _params(inner), latency(inner, example) if timed else None
+        before = Counted(graph.macs(), params(inner), latency(inner, example) if timed else None)
         agree_on("compress", made)
         with transaction(inner) as undo:
             reached = _cut(inner, made, LeastSquares(data, ridge=ridge, bias=bias), verify, undo)
-            after = macs(inner, example), _params(inner), latency(inner, example) if timed else None
+            after = Counted(macs(inner, example), params(inner), latency(inner, example) if timed else None)
             meet("compress: done")  # on every rank, or on none
+    return compressed(made, reached, before, after, criterion, start)
+
+
+def ranking(data: Sequence[Any]) -> Importance:
+    """The criterion that goes with a refit."""
+    return Reconstruction(Some(data, _RANKED))
+
+
+class Counted(NamedTuple):
+    """What a model costs."""
+
+    macs: int
+    params: int
+    time: Timing | None = None
+
+
+def compressed(
+    made: Plan, reached: Outcome, before: Counted, after: Counted, criterion: Importance, start: float
+) -> Compressed:
+    """What came of it; `start` is when it began."""
     return Compressed(
         plan=made,
         compensation=reached,
-        macs=Change(before[0], after[0]),
-        params=Change(before[1], after[1]),
-        latency=None if before[2] is None or after[2] is None else (before[2], after[2]),
+        macs=Change(before.macs, after.macs),
+        params=Change(before.params, after.params),
+        latency=None if before.time is None or after.time is None else (before.time, after.time),
         why=_why(made, criterion),
         seconds=time.perf_counter() - start,
     )
@@ -134,7 +154,8 @@ def _speed(times: float) -> str:
     return f"{change}: what takes the time on this machine is not what was cut; Latency(f) as the target cuts that"
 
 
-def _params(model: nn.Module) -> int:
+def params(model: nn.Module) -> int:
+    """How many numbers a model has to learn."""
     return sum(parameter.numel() for parameter in model.parameters())
 
 
