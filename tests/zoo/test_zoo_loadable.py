@@ -25,6 +25,7 @@ REFUSED = {  # with what the refusal must name
     "transformers layoutlm": "hidden_size",  # the width is that of the output
     "transformers whisper": "d_model",  # the same
     "transformers clip": "cannot be reached",  # the same
+    "transformers efficientnet": "no counts were found",  # which does not say that there are none
 }
 
 
