@@ -26,6 +26,7 @@ from torch import Tensor, nn
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from secateur.axes import Atom, Concat, Layout, resolve
+from secateur.compat import TorchFunctionMode
 from secateur.errors import TraceError
 from secateur.ops.value import bind, known
 from secateur.sizes.real import Real, Whole
@@ -148,8 +149,22 @@ def without_weights(most: float = math.inf) -> Iterator[None]:
             bind(param, value)
         return param
 
-    with patched((nn.Module, "register_parameter", registered), (nn.Parameter, "__new__", parameter)):
+    with patched((nn.Module, "register_parameter", registered), (nn.Parameter, "__new__", parameter)), _Unfilled():
         yield
+
+
+_FILLING = "normal_ uniform_ fill_ zero_ erfinv_ clamp_ mul_ add_"
+_FILL = {getattr(Tensor, name) for name in _FILLING.split()}
+
+
+class _Unfilled(TorchFunctionMode):
+    """Leaves out what fills weights, which have no data here: it takes most of a constructor's time."""
+
+    def __torch_function__(self, func: Any, _types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if func in _FILL and args[0].is_meta and not any(isinstance(a, Tensor) for a in (*args[1:], *kwargs.values())):
+            return args[0]
+        return func(*args, **kwargs)
 
 
 @dataclass(frozen=True)
@@ -200,7 +215,7 @@ def constructed(maker: Maker, model: nn.Module) -> Constructed:
 
 
 def _run(recorder: OpRecorder, tracer: Tracer, function: Any, arguments: Mapping[str, Any]) -> Any:
-    with recorder, FunctionRecorder(tracer, recorder):
+    with recorder, FunctionRecorder(tracer, recorder), _Unfilled():
         return function(**arguments)
 
 
