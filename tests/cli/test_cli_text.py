@@ -53,6 +53,16 @@ def test_a_text_ranks_refits_and_judges(command: Command, folder: Path) -> None:
     assert Path("out/model.safetensors").exists()
 
 
+def test_a_text_makes_zeros_and_judges(command: Command, folder: Path) -> None:
+    data = str(corpus(32 * 24))
+    ended = command("sparsify", f"transformers:{folder}", "--nm", "2:4", "--out", "out", "--data", data)
+    assert ended.code == Exit.DONE, ended.err
+    before, after = map(float, re.search(r"perplexity on text.*: ([\d.]+) → ([\d.]+)", ended.err).groups())
+    assert 1 <= before < 3
+    assert before <= after < 20
+    assert "the same largest output in" in ended.out
+
+
 def test_texts_that_cannot_be_used(command: Command, folder: Path) -> None:
     def said(model: str, data: str) -> tuple[int, str]:
         ended = command("prune", model, "--ratio", "0.5", "--compensate", "--data", data)

@@ -21,6 +21,7 @@ from secateur.io.mapped import CONFIG, outline_of
 from secateur.io.pieces import Left, Piece, check_whole, left, piece
 from secateur.io.shards import Form, Shards, nbytes, read_json, write_shard
 from secateur.io.tensors import State
+from secateur.pipeline.save_pretrained import PLAN, marked
 from secateur.planning.json import shown
 from secateur.planning.plans import Plan
 from secateur.progress import progress
@@ -28,7 +29,6 @@ from secateur.state.held import named_tensors
 from secateur.surgery.cut import select
 from secateur.tracing import unwrap
 
-PLAN = "secateur.json"  # the plan, where the configuration alone does not say what was cut
 _WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".ckpt", ".h5", ".msgpack", ".gguf", ".onnx", ".onnx_data")
 _INDICES = tuple(f"{ending}.index.json" for ending in _WEIGHTS)
 
@@ -182,7 +182,12 @@ def _config(folder: Path, plan: Plan) -> dict[str, str]:
         return {CONFIG: json.dumps({**read_json(folder / CONFIG), **fields}, indent=2) + "\n"}
     before = folder / PLAN
     whole = plan if not before.is_file() else Plan.from_json(before.read_text("utf-8")).then(plan)
-    return {PLAN: whole.to_json()}
+    told = {PLAN: whole.to_json()}
+    if (folder / CONFIG).is_file():
+        config = read_json(folder / CONFIG)
+        library = "diffusers" if "_class_name" in config else "transformers"
+        told[CONFIG] = json.dumps(marked(config, library), indent=2) + "\n"
+    return told
 
 
 def check_target(folder: Path, target: Path) -> None:
@@ -227,4 +232,4 @@ def _copy_others(folder: Path, new: Path, written: Collection[str]) -> None:
             shutil.copyfile(file, new / file.name)
 
 
-__all__ = ["PLAN", "check_target", "cut_checkpoint", "shards_of", "writing"]
+__all__ = ["check_target", "cut_checkpoint", "shards_of", "writing"]

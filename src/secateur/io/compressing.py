@@ -15,11 +15,12 @@ from secateur.compensate import Compensation, LeastSquares, Outcome, carry_out
 from secateur.distributed import ranks
 from secateur.errors import FileError
 from secateur.importance import Importance
-from secateur.io.checkpoint import PLAN, check_target, shards_of, writing
+from secateur.io.checkpoint import check_target, shards_of, writing
 from secateur.io.file import about
 from secateur.io.mapped import outline_of, usual_dtype, with_weights, without_values
 from secateur.io.shards import Shards
 from secateur.pipeline.compress import Compressed, Counted, compressed, params, ranking
+from secateur.pipeline.save_pretrained import PLAN
 from secateur.planning import Plan, plan
 from secateur.planning.targets import Target
 from secateur.surgery import carry_out as cut_as_planned

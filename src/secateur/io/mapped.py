@@ -10,7 +10,8 @@ import mmap
 import os
 import tempfile
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,8 +25,9 @@ from secateur.io.pieces import piece
 from secateur.io.shards import Shards, read_json, starts
 from secateur.io.tensors import State
 from secateur.planning.json import shown
-from secateur.state.patches import patched, same_chances
+from secateur.state.patches import same_chances
 from secateur.state.twin import remade
+from secateur.tracing.constructor import without_weights
 
 CONFIG = "config.json"
 
@@ -49,27 +51,21 @@ def outline_of(folder: Path, dtype: torch.dtype | None = None) -> nn.Module | No
         return None
     try:
         config = transformers.AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
-        return _without_weights(lambda: kind(config), dtype)
+        with same_chances(), without_weights(), _usually(dtype):
+            return kind(config)
     except Exception as error:  # the class's own code, with numbers from a file
         raise FileError(f"{names[0]} could not be built from {CONFIG}: {error}"[:500]) from error
 
 
-def _without_weights(make: Callable[[], nn.Module], dtype: torch.dtype | None) -> nn.Module:
-    """What a constructor makes, each parameter sent to the meta device as soon as it is registered."""
-    register = nn.Module.register_parameter
-
-    def register_empty(module: nn.Module, name: str, parameter: nn.Parameter | None) -> None:
-        if parameter is not None and not parameter.is_meta:
-            parameter = _like(parameter, parameter.detach().to("meta"))
-        register(module, name, parameter)
-
+@contextmanager
+def _usually(dtype: torch.dtype | None) -> Iterator[None]:
+    """The dtype of what is made without saying which."""
     before = torch.get_default_dtype()
-    with same_chances(), patched((nn.Module, "register_parameter", register_empty)):
-        torch.set_default_dtype(dtype or before)
-        try:
-            return make()
-        finally:
-            torch.set_default_dtype(before)
+    torch.set_default_dtype(dtype or before)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(before)
 
 
 def usual_dtype(shards: Shards) -> torch.dtype | None:

@@ -12,6 +12,7 @@ from secateur.compensate import Compensation, Outcome, twin
 from secateur.compensate import carry_out as refitted
 from secateur.distributed import agreed, is_sharded, meet, ranks, together
 from secateur.errors import ApplyError, VerifyError
+from secateur.pipeline.save_pretrained import watch
 from secateur.pipeline.sharded import apply_sharded
 from secateur.planning.plans import Plan
 from secateur.state.held import named_tensors
@@ -216,6 +217,7 @@ def remember(model: nn.Module, plan: Plan) -> None:
     """Keep with the model the plan that leads to it from its full size, for `save`."""
     before = plan_of(model)
     model.__dict__[_PLAN] = plan if before is None else before.then(plan)
+    watch(model)
 
 
 def plan_of(model: nn.Module) -> Plan | None:

@@ -25,6 +25,8 @@ from secateur.planning.targets import Budget, Budgets, Ratio, Target, target_of
 from secateur.planning.told import kept_twice, told_sizes
 from secateur.state.held import Place
 from secateur.tracing.graph import Axis, Graph
+from secateur.tracing.makers import maker_of
+from secateur.tracing.origins import Origin
 
 Kept = Mapping[int, tuple[int, ...]]  # dimension -> the indices that stay, rising
 
@@ -82,11 +84,17 @@ class Plan:
     confirmation: Any = field(default=None, repr=False, compare=False)  # of a measured target: asked, predicted, came
     why: str = field(default="", repr=False, compare=False)  # it is empty, or cuts less than was asked
     fields: Mapping[str, Any] = field(default_factory=dict)  # of a loadable plan: the constructor's new values
+    origin: Origin | None = field(default=None, repr=False)  # how the full-size model is built, where that is known
 
     @property
     def keep(self) -> dict[str, dict[int, Tensor]]:
         """{tensor name: {dim: sorted int64 tensor of kept indices}}, only dims that change."""
         return {name: {d: torch.tensor(k) for d, k in dims.items()} for name, dims in self.kept.items()}
+
+    @property
+    def loadable(self) -> bool:
+        """Whether the constructor builds what it leaves, with `fields`."""
+        return bool(self.fields) or not (self.kept or self.kept_in_attributes)
 
     def kept_everywhere(self) -> dict[str, Kept]:
         """What stays of each tensor, those in plain attributes too."""
@@ -132,7 +140,8 @@ class Plan:
             example=second.example,
             others=second.others,
             why=second.why,
-            fields={**self.fields, **second.fields},
+            fields={**self.fields, **second.fields} if self.loadable and second.loadable else {},
+            origin=self.origin,
         )
 
     def __str__(self) -> str:
@@ -262,6 +271,7 @@ def make_plan(graph: Graph, chosen: Mapping[Axis, Tensor], limits: Loadable | No
         confirmation=chosen.confirmation if isinstance(chosen, Chosen) else None,
         why=chosen.why if isinstance(chosen, Chosen) else "",
         fields={} if limits is None else named_fields(limits.maker, limits.values(counts)),
+        origin=None if (maker := maker_of(graph.model, graph.make)) is None else Origin.of(maker),
     )
 
 
