@@ -14,6 +14,7 @@ from secateur.distributed import alone, meet, together
 from secateur.importance import Importance, Reconstruction
 from secateur.importance.batches import check_values
 from secateur.pipeline.apply import agree_on, apply, outcome
+from secateur.pipeline.bases import Bases
 from secateur.planning import Plan, plan
 from secateur.planning.plans import Change
 from secateur.planning.targets import Target
@@ -24,6 +25,7 @@ from secateur.timing.target import check_measured
 from secateur.tracing import macs, trace, unwrap
 
 _RANKED = 16  # batches that tell which positions go: fewer than it takes to fit the rest
+_TURNED = 4  # batches that tell the basis of an axis: a small matrix
 _FASTER = 1.05  # below this, the difference is noise
 
 
@@ -98,11 +100,14 @@ def compress(
         graph = trace(inner, example)
         options: dict[str, Any] = {"exact": exact, "protect": protect, "round_to": round_to, "loadable": loadable}
         criterion = Reconstruction(Some(data, _RANKED)) if importance is None else importance
-        with alone() if importance is None else nullcontext():  # a criterion that was given has data of its own
-            made = plan(graph, target, importance=criterion, **options)
         before = graph.macs(), _params(inner), latency(inner, example) if timed else None
-        agree_on("compress", made)
         with transaction(inner) as undo:
+            with alone() if importance is None else nullcontext():  # a criterion that was given has data of its own
+                bases = Bases.of(graph, Some(data, _TURNED) if importance is None else ())
+                with bases.tried() as bases:
+                    made = plan(graph, target, importance=criterion, **options)
+            agree_on("compress", made)
+            turned = bases.rotate({axis.name for axis in made.axes}, undo)
             reached = _cut(inner, made, LeastSquares(data, ridge=ridge, bias=bias), verify, undo)
             after = macs(inner, example), _params(inner), latency(inner, example) if timed else None
             meet("compress: done")  # on every rank, or on none
@@ -112,7 +117,7 @@ def compress(
         macs=Change(before[0], after[0]),
         params=Change(before[1], after[1]),
         latency=None if before[2] is None or after[2] is None else (before[2], after[2]),
-        why=_why(made, criterion),
+        why=_why(made, criterion, turned),
         seconds=time.perf_counter() - start,
     )
 
@@ -138,11 +143,13 @@ def _params(model: nn.Module) -> int:
     return sum(parameter.numel() for parameter in model.parameters())
 
 
-def _why(made: Plan, criterion: Importance) -> tuple[str, ...]:
+def _why(made: Plan, criterion: Importance, turned: Sequence[str]) -> tuple[str, ...]:
     """The choice in words: what went most and what stayed."""
     name = type(criterion).__name__ if not callable(getattr(criterion, "__name__", None)) else criterion.__name__
     cut = sorted(made.axes, key=lambda axis: len(axis.keep) / axis.size)
     if not cut:
         return (f"ranked by {name}: nothing had to be cut",)
     most = ", ".join(f"{axis.name} ({axis.size} → {len(axis.keep)})" for axis in cut[:3])
-    return (f"ranked by {name}; {len(cut)} axes are cut, where that loses least for what it saves; most of all {most}",)
+    chosen = f"ranked by {name}; {len(cut)} axes are cut, where that loses least for what it saves; most of all {most}"
+    rotated = f"only linear maps touch {len(turned)} of them, such as {turned[0]}: rotated first" if turned else ""
+    return (chosen, rotated) if rotated else (chosen,)
