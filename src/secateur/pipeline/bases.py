@@ -23,7 +23,7 @@ from secateur.pipeline.rotations import Places, free_places, rotate_all
 from secateur.state.transaction import Transaction, untouched
 from secateur.tracing.graph import Graph, Site
 
-_FLOOR = 1e-9  # of the largest variance; below it there is nothing but rounding
+_FLOOR = 1e-6  # of the largest variance; below it there is nothing but rounding
 
 
 @dataclass(frozen=True, eq=False)
@@ -111,7 +111,7 @@ def _columns(wanted: Tensor, there: Tensor) -> Tensor:
     values, times = there.unique(return_counts=True)
     if not bool(torch.isin(wanted, values).all()) or int(times.amin()) != int(times.amax()):
         return wanted.new_empty(0, len(wanted))
-    return there.argsort(stable=True).view(len(values), -1)[torch.searchsorted(values, wanted)].T
+    return there.argsort(stable=True).view(len(values), -1)[torch.searchsorted(values, wanted.contiguous())].T
 
 
 def _basis(spread: Tensor, matters: Tensor) -> Tensor:
@@ -123,8 +123,7 @@ def _basis(spread: Tensor, matters: Tensor) -> Tensor:
             [1., 0.]], dtype=torch.float64)
     """
     variance, axes = torch.linalg.eigh(spread)
-    variance = variance.clamp_min(_FLOOR * variance.amax().clamp_min(1e-30))
-    root = axes * variance.sqrt() @ axes.T
+    there = variance > _FLOOR * variance.amax().clamp_min(1e-30)
+    root, inverse = (axes * torch.where(there, variance.abs() ** power, 0) @ axes.T for power in (0.5, -0.5))
     directions = torch.linalg.eigh(root @ matters @ root)[1].flip(1)
-    rows = axes * variance.rsqrt() @ axes.T @ directions
-    return torch.linalg.qr(rows)[0].T
+    return torch.linalg.qr(inverse @ directions)[0].T
