@@ -223,7 +223,23 @@ def padded(*lengths: int) -> tuple[Tensor, Tensor]:
     return floats(len(lengths), max(lengths), 4), torch.tensor(lengths)
 
 
+class TakesSteps(nn.Module):
+    """Each step is an argument of its own."""
+
+    def __init__(self, d: int = 10) -> None:
+        super().__init__()
+        self.into, self.again, self.out = nn.Linear(4, d), nn.Linear(d, d), nn.Linear(d, 2)
+        self.width = d
+
+    def forward(self, *steps: Tensor) -> Tensor:
+        h = steps[0].new_zeros(steps[0].shape[0], self.width)
+        for x in steps:
+            h = torch.tanh(self.into(x) + self.again(h))
+        return self.out(h)
+
+
 CASES = (
+    Case("steps as arguments", TakesSteps, lambda: [(floats(2, 4),), (floats(1, 4),) * 4]),
     Case("RNN by hand, one step", HandRNN, lambda: series((2, 1, 4), (3, 5, 4), (1, 2, 4))),
     Case("RNN by hand, steps", HandRNN, lambda: series((2, 3, 4), (3, 5, 4), (2, 1, 4))),
     Case("GRU by hand, one step", HandGRU, lambda: series((2, 1, 4), (3, 4, 4))),

@@ -7,6 +7,7 @@ import copy
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.distributions import Categorical, Independent, MixtureSameFamily, Normal
 from torch.nn.utils.parametrizations import spectral_norm
 
 from beyond.harness import Case, floats, whole
@@ -190,6 +191,35 @@ class ComplexGate(nn.Module):
         return self.out(torch.view_as_real(z).flatten(-2))
 
 
+class Mixture(nn.Module):
+    """A mixture of normal distributions, by torch's own classes, which check what they are given."""
+
+    def __init__(self, parts: int = 4, d: int = 10) -> None:
+        super().__init__()
+        self.parts = parts
+        self.body = nn.Sequential(nn.Linear(3, d), nn.Tanh(), nn.Linear(d, d), nn.Tanh())
+        self.odds, self.means, self.spreads = nn.Linear(d, parts), nn.Linear(d, 2 * parts), nn.Linear(d, 2 * parts)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.body(x)
+        if bool(torch.isnan(h).any()):
+            raise ValueError("not a number")
+        each = Normal(self.means(h).view(-1, self.parts, 2), self.spreads(h).view(-1, self.parts, 2).exp())
+        return MixtureSameFamily(Categorical(logits=self.odds(h)), Independent(each, 1)).mean
+
+
+class Turned(nn.Module):
+    """One set of filters in four orientations."""
+
+    def __init__(self, d: int = 6) -> None:
+        super().__init__()
+        self.filters, self.out = nn.Parameter(torch.randn(d, 1, 3, 3)), nn.Conv2d(4 * d, 3, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        seen = [F.conv2d(x, torch.rot90(self.filters, k, (2, 3)), padding=1) for k in range(4)]
+        return self.out(torch.cat(seen, 1).relu()).mean((2, 3))
+
+
 def graph(nodes: int, edges: int, seed: int = 0) -> tuple[Tensor, Tensor]:
     return floats(nodes, 3, seed=seed), whole(nodes, 2, edges, seed=seed)
 
@@ -208,5 +238,7 @@ CASES = (
     Case("graph network", GraphNet, lambda: [graph(4, 6), graph(7, 9), graph(3, 1)]),
     Case("queue of a momentum encoder", Momentum, lambda: many((2, 4), (5, 4))),
     Case("codebook", Codebook, lambda: many((5, 4), (9, 4))),
+    Case("mixture of distributions", Mixture, lambda: many((4, 3), (2, 3))),
+    Case("turned filters", Turned, lambda: many((2, 1, 6, 6), (1, 1, 8, 7))),
     Case("complex features", ComplexGate, lambda: many((2, 4, 3), (3, 3))),
 )

@@ -121,12 +121,15 @@ class Experts(nn.Module):
 
 SMALL = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
 MODELS = {
-    "resnet18": lambda: (timm.create_model("resnet18"), images(64)),
+    "resnet18": lambda: (timm.create_model("resnet18", channels=(16, 32, 64, 96)), images(64)),
     "vit": lambda: (timm.create_model("vit_tiny_patch16_224", depth=2, img_size=64), images(64)),
     "mobilenetv3": lambda: (timm.create_model("mobilenetv3_small_050"), images(64)),
     "convnext": lambda: (timm.create_model("convnext_atto", depths=(1, 1, 2, 1)), images(64)),
     "densenet": lambda: (timm.create_model("densenet121", block_config=(2, 2)), images(64)),
-    "swin": lambda: (timm.create_model("swin_tiny_patch4_window7_224", depths=(1, 1, 1, 1)), images(224)),
+    "swin": lambda: (
+        timm.create_model("swin_tiny_patch4_window7_224", depths=(1, 1, 1, 1), embed_dim=32, num_heads=(1, 2, 4, 8)),
+        images(224),
+    ),
     "bert": lambda: (BertModel(BertConfig(vocab_size=99, **SMALL)), tokens(99)),
     "gpt2": lambda: (
         GPT2LMHeadModel(GPT2Config(vocab_size=99, n_positions=64, n_embd=32, n_layer=2, n_head=4)),

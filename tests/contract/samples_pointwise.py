@@ -166,6 +166,18 @@ def where_numbers(draw: Draw) -> Sample:
     return call(draw.bools(*draw.sizes(2)), 1.5, draw.rng.choice([0.0, 2.5]))
 
 
+@sample(
+    aten.isnan.default,
+    aten.isinf.default,
+    aten.isfinite.default,
+    aten.isposinf.default,
+    aten.isneginf.default,
+    aten.nan_to_num.default,
+)
+def number_or_not(draw: Draw) -> Sample:
+    return call(draw.x(*draw.sizes(2)))
+
+
 @sample(aten.masked_fill.Scalar)
 def masked_fill(draw: Draw) -> Sample:
     a, b = draw.sizes(2)

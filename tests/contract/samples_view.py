@@ -198,6 +198,11 @@ def flip(draw: Draw) -> Sample:
     return call(draw.x(*draw.sizes(3)), [draw.rng.choice([0, -1])])
 
 
+@sample(aten.rot90.default)
+def rot90(draw: Draw) -> Sample:
+    return call(draw.x(*draw.sizes(4)), draw.rng.choice([1, 2, 3, -1]), draw.rng.choice([[2, 3], [0, -1]]))
+
+
 @sample(aten.roll.default)
 def roll(draw: Draw) -> Sample:
     return call(draw.x(*draw.sizes(3)), [1], [draw.rng.choice([0, -1])])

@@ -108,7 +108,7 @@ def test_a_fault_at_many_points(job: str, model: str) -> None:
         optimizer = trained(net, X)
         return JOBS[job](net, optimizer), (net, optimizer)
 
-    survives(made, points=20)
+    survives(made, points=12)
 
 
 @pytest.mark.parametrize("model", MODELS)
@@ -121,7 +121,7 @@ def test_a_fault_while_loading(model: str, tmp_path: Path) -> None:
         net = MODELS[model]()
         return (lambda: sec.load(tmp_path / "file", net)), (net,)
 
-    survives(made, points=40)
+    survives(made, points=24)
 
 
 def test_a_fault_while_a_pruner_prunes() -> None:

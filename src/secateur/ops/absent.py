@@ -17,7 +17,8 @@ def gone(x: Tensor) -> Tensor:
     """Where a tensor is absent; one of whole numbers, or a sparse one, has no way to say so."""
     if x.layout is not torch.strided:
         return torch.zeros((), dtype=torch.bool, device=x.device)
-    return x.isnan() if x.is_floating_point() or x.is_complex() else torch.zeros_like(x, dtype=torch.bool)
+    # not by isnan, which answers a model that nothing is missing
+    return x != x if x.is_floating_point() or x.is_complex() else torch.zeros_like(x, dtype=torch.bool)
 
 
 def filled(x: Tensor, value: float = 0.0) -> Tensor:

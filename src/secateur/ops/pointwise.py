@@ -9,7 +9,7 @@ from torch import Tensor
 
 from secateur.axes import constant, resolve, split, unify
 from secateur.compat import aten, without_modes, without_torch_function
-from secateur.ops.absent import gone, mark, still_absent
+from secateur.ops.absent import filled, gone, mark, still_absent
 from secateur.ops.record import op
 from secateur.ops.value import Call, Value
 
@@ -178,6 +178,27 @@ def _(op: Any, condition: Tensor, a: Any, b: Any) -> Tensor:
     for side in (a, b):
         out = mark(out, gone(side)) if isinstance(side, Tensor) else out
     return out
+
+
+@op("isnan isinf isfinite isposinf isneginf")
+def tested(call: Call, x: Value) -> Value:
+    """Whether each element is a number of some kind."""
+    return Value(x.dims, False)
+
+
+@tested.absent
+def _(op: Any, x: Tensor) -> Tensor:
+    """What is absent is no reason to complain: code that looks for NaN finds its own only."""
+    return op(filled(x))
+
+
+@op(aten.nan_to_num)
+def nan_to_num(call: Call, x: Value, *args: Any, **kwargs: Any) -> Value:
+    """out = x, with numbers where there are none."""
+    return Value(x.dims, x.zero)
+
+
+nan_to_num.absent(still_absent)
 
 
 @op(aten.masked_fill, aten.masked_fill_)

@@ -231,6 +231,17 @@ def flip(call: Call, x: Value, moved: Sequence[int]) -> Value:
     return Value(x.dims, x.zero)
 
 
+@op(aten.rot90.default, called="rot90")
+def rot90(call: Call, x: Value, k: int = 1, dims: Sequence[int] = (0, 1)) -> Value:
+    """A plane of two dimensions, turned by quarters."""
+    turned = flip(call, x, dims)
+    order = list(range(len(x.dims)))
+    if k % 2:
+        a, b = (dim % len(order) for dim in dims)
+        order[a], order[b] = b, a
+    return Value([turned.dims[i] for i in order], [turned.zero[i] for i in order])
+
+
 @op(aten.roll.default, called="roll")
 def roll(call: Call, x: Value, shifts: Any, moved: Sequence[int] = ()) -> Value:
     """Positions of some dimensions, or of all in a row, moved on."""

@@ -76,6 +76,20 @@ def with_numbers(model: nn.Module, example: Any) -> Any:
     return {**numbers, **bound.arguments} if plain and numbers.keys() - bound.arguments.keys() else example
 
 
+class _Rest(list[Any]):
+    """What forward takes as `*args`: as many as there are."""
+
+
+def with_rest(model: nn.Module, example: Any) -> Any:
+    """An example whose arguments for `*args` are a list, so that there can be more of them."""
+    kinds = [p.kind for p in inspect.signature(model.forward).parameters.values()]
+    args, kwargs = arguments(example)
+    if inspect.Parameter.VAR_POSITIONAL not in kinds or kwargs:
+        return example
+    named = kinds.index(inspect.Parameter.VAR_POSITIONAL)
+    return (*args[:named], _Rest(args[named:]))
+
+
 def with_mask(model: nn.Module, example: Any) -> Any:
     """An example with an attention mask that hides nothing, if forward takes one that was not given.
 
@@ -125,8 +139,9 @@ def mapped(
     if isinstance(item, tuple):
         parts = [inside(part) for part in item]
         return type(item)(*parts) if hasattr(item, "_fields") else type(item)(parts)
-    if type(item) is list:
-        return lists([inside(part) for part in item])
+    if type(item) in (list, _Rest):
+        parts = type(item)(inside(part) for part in item)
+        return type(item)(lists(parts))
     if type(item) is dict:
         return {key: inside(value) for key, value in item.items()}
     if depth > _DEEPEST or not _holds_tensors(item, depth):
@@ -204,9 +219,10 @@ def sizes_to_change(example: Any, tied: Dims) -> list[Dims]:
     groups: dict[Any, set[tuple[int, int]]] = {}
     for number, _ in enumerate(numbers):
         groups.setdefault("numbers", set()).add((-1 - number, 0))
-    for number, length in enumerate(map(len, lists)):
-        if length:
-            groups.setdefault("batch" if length == batch else "lists", set()).add((-1 - number, 1))
+    for number, parts in enumerate(lists):
+        if parts:
+            together = len(parts) == batch and not isinstance(parts, _Rest)
+            groups.setdefault("batch" if together else "lists", set()).add((-1 - number, 1))
     for number, tensor in enumerate(tensors):
         for dim, size in enumerate(tensor.shape if tensor.layout is torch.strided else ()):
             key = "batch" if dim == 0 and size == batch else size
@@ -237,7 +253,8 @@ def resized(example: Any, dims: Dims, times: int) -> Any:
         more = times if (next(lists), 1) in dims else 0
         return [*parts, *(parts[i % len(parts)] for i in range(more))]
 
-    return mapped(_called(example), longer, ints=True, lists=lengthened)
+    made = mapped(_called(example), longer, ints=True, lists=lengthened)
+    return (*made[:-1], *made[-1]) if type(made) is tuple and made and isinstance(made[-1], _Rest) else made
 
 
 def _called(example: Any) -> Any:

@@ -18,7 +18,16 @@ from torch import nn
 
 from secateur.axes import atoms
 from secateur.tracing.capture import Capture, InputDim, ModelCall, Swaps
-from secateur.tracing.examples import Dims, arguments, resized, sizes_to_change, tensors_in, with_mask, with_numbers
+from secateur.tracing.examples import (
+    Dims,
+    arguments,
+    resized,
+    sizes_to_change,
+    tensors_in,
+    with_mask,
+    with_numbers,
+    with_rest,
+)
 from secateur.tracing.runs import join
 from secateur.tracing.unreached import alike_beside, idle_modules
 
@@ -89,9 +98,9 @@ class Variants:
         return isinstance(found, Capture)
 
     def _sizes(self, example: Any) -> None:
-        refused, example = None, with_numbers(self._model, example)
-        for dims in sizes_to_change(example, _tied(self._capture)):
-            longer, longest = resized(example, dims, 1), resized(example, dims, 2)
+        refused, loose = None, with_rest(self._model, with_numbers(self._model, example))
+        for dims in sizes_to_change(loose, _tied(self._capture)):
+            longer, longest = resized(loose, dims, 1), resized(loose, dims, 2)
             refused = self._in_a_row(example, longer, longest)
             if refused is None:
                 self.accepted.append(longer)

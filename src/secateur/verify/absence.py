@@ -18,6 +18,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.distributions import Distribution
 
 from secateur.compat import TorchDispatchMode, TorchFunctionMode, redispatch_function
 from secateur.nn.attention import forward
@@ -97,7 +98,7 @@ def present_along(x: Tensor, dim: int) -> int:
     try:
         if not x.is_floating_point() or x.numel() == 0:
             return x.shape[dim]
-        there = ~x.isnan().movedim(dim, 0).flatten(1) if x.ndim > 1 else ~x.isnan().unsqueeze(1)
+        there = ~gone(x).movedim(dim, 0).flatten(1) if x.ndim > 1 else ~gone(x).unsqueeze(1)
         return int(there.any(1).sum())
     finally:
         counting.reset(token)
@@ -165,6 +166,12 @@ def _scale_before(attention: nn.MultiheadAttention) -> float:
     return 1 / math.sqrt(int.__index__(attention.head_dim))
 
 
+def _unchecked(self: Distribution, *args: Any, validate_args: Any = None, **kwargs: Any) -> None:
+    _distribution(self, *args[:2], **kwargs, validate_args=False)
+
+
+_distribution = Distribution.__init__
+_UNCHECKED: Patch = (Distribution, "__init__", _unchecked)  # which would take what is absent for a mistake
 _ATTENTION: Patch = (nn.MultiheadAttention, "forward", forward(_scale_before))
 
 
@@ -181,7 +188,7 @@ class Absence(ExitStack):
         Walk(self._model).replace(
             lambda value, place: Count(value, lambda: self._attributes[place]) if place in self._attributes else value
         )
-        self.enter_context(patched(_ATTENTION, UNSCRIPTED))
+        self.enter_context(patched(_ATTENTION, _UNCHECKED, UNSCRIPTED))
         self.enter_context(AbsentOps())
         self.enter_context(AbsentFunctions())
         return self
