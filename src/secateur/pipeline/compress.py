@@ -2,7 +2,6 @@
 
 import time
 from collections.abc import Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,7 +21,7 @@ from secateur.state.held import named_tensors
 from secateur.state.transaction import Transaction, transaction
 from secateur.timing import Timing, latency
 from secateur.timing.target import check_measured
-from secateur.tracing import macs, trace, unwrap
+from secateur.tracing import Graph, macs, trace, unwrap
 
 _RANKED = 16  # batches that tell which positions go: fewer than it takes to fit the rest
 _TURNED = 4  # batches that tell the basis of an axis: a small matrix
@@ -99,14 +98,10 @@ def compress(
         check_measured(target)
         graph = trace(inner, example)
         options: dict[str, Any] = {"exact": exact, "protect": protect, "round_to": round_to, "loadable": loadable}
-        criterion = Reconstruction(Some(data, _RANKED)) if importance is None else importance
+        made, criterion, bases = _planned(graph, target, importance, data, options)
         before = graph.macs(), _params(inner), latency(inner, example) if timed else None
+        agree_on("compress", made)
         with transaction(inner) as undo:
-            with alone() if importance is None else nullcontext():  # a criterion that was given has data of its own
-                bases = Bases.of(graph, Some(data, _TURNED) if importance is None else ())
-                with bases.tried() as bases:
-                    made = plan(graph, target, importance=criterion, **options)
-            agree_on("compress", made)
             turned = bases.rotate({axis.name for axis in made.axes}, undo)
             reached = _cut(inner, made, LeastSquares(data, ridge=ridge, bias=bias), verify, undo)
             after = macs(inner, example), _params(inner), latency(inner, example) if timed else None
@@ -120,6 +115,17 @@ def compress(
         why=_why(made, criterion, turned),
         seconds=time.perf_counter() - start,
     )
+
+
+def _planned(
+    graph: Graph, target: Target, importance: Importance | None, data: Sequence[Any], options: dict[str, Any]
+) -> tuple[Plan, Importance, Bases]:
+    """What to cut, by which criterion and in which bases; the model is as it was."""
+    if importance is not None:  # it has data of its own
+        return plan(graph, target, importance=importance, **options), importance, Bases.of(graph, ())
+    criterion = Reconstruction(Some(data, _RANKED))
+    with alone(), Bases.of(graph, Some(data, _TURNED)).tried() as bases:
+        return plan(graph, target, importance=criterion, **options), criterion, bases
 
 
 def _cut(model: nn.Module, made: Plan, recipe: LeastSquares, verify: bool, undo: Transaction) -> Outcome:

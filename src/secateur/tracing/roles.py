@@ -5,14 +5,10 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 from secateur.axes import Atom, Layout, free_atoms
-from secateur.compat import OpOverload, aten, is_pointwise
-from secateur.ops.pointwise import SCALES, SUMS
+from secateur.compat import OpOverload, is_pointwise
+from secateur.ops.pointwise import LINEAR_IN_ALL, LINEAR_IN_ONE
 from secateur.tracing.graph import Graph, Site
 from secateur.tracing.tracer import Use
-
-_ADD = SUMS | {aten.sub.Tensor, aten.sub_.Tensor, aten.cat.default, aten.stack.default}
-_SCALE = SCALES | {aten.div.Tensor, aten.div_.Tensor, aten.where.self, aten.masked_fill.Scalar, aten.neg.default}
-_SCALE |= {aten.clone.default, aten._to_copy.default, aten.copy_.default}
 
 
 @dataclass(frozen=True)
@@ -54,10 +50,10 @@ def roles(graph: Graph) -> Roles:
 
 def _bent(use: Use) -> set[Atom]:
     """The axes in which an op is not one linear map of all positions alike; not each op that is not is known."""
-    if use.op in _ADD:
+    if use.op in LINEAR_IN_ALL:
         return set()
     given = Counter(atom for dims, _ in use.given for atom in {a for dim in dims for a in free_atoms(dim)})
-    if isinstance(use.op, OpOverload) and is_pointwise(use.op) and use.op not in _SCALE:
+    if isinstance(use.op, OpOverload) and is_pointwise(use.op) and use.op not in LINEAR_IN_ONE:
         return set(given)
     made = {atom for dims in use.made for dim in dims for atom in free_atoms(dim)}
     summed = {atom for layout, _ in use.summed for atom in free_atoms(layout)}
