@@ -70,7 +70,7 @@ bench-trace: setup ## tracing: beside the bare run and Torch-Pruning
 bench-cut: setup ## cutting: beside Torch-Pruning
 	$(BIN)/python benchmarks/engine.py cut
 
-bench-scale: setup ## plans of models with up to 671 billion parameters, and a checkpoint cut file by file
+bench-scale: setup ## plans of models with up to 671 billion parameters, and checkpoints cut and compressed in their files
 	$(BIN)/python benchmarks/scale.py
 
 bench-accuracy: setup ## accuracy after a cut, beside Torch-Pruning: hours; ARGS=--quick or ARGS="--only resnet56" for less

@@ -1,4 +1,4 @@
-"""Plans of models that no machine here could hold, on the meta device; and a checkpoint cut file by file.
+"""Plans of models that no machine here could hold, on the meta device; checkpoints cut and compressed in their files.
 
     python benchmarks/scale.py [--quick]
 
@@ -15,6 +15,7 @@ import resource
 import shutil
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -124,10 +125,63 @@ def checkpoint(layers: str) -> dict[str, Any]:
         shutil.rmtree(folder)
 
 
+def compressed(layers: str) -> dict[str, Any]:
+    """Compress a checkpoint from files to files; the most memory that it took which is not mapped from files.
+
+    What is held of all layers' second moments at a time, 2 GB, is made small: the model is, too.
+    """
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    import secateur as sec
+    from secateur.importance import reconstruction
+    from secateur.verify import run
+
+    torch.set_num_threads(1)
+    reconstruction._HELD, run._HELD = 2**24, 2**24
+    sizes = {"hidden_size": 512, "intermediate_size": 1408, "num_attention_heads": 8, "num_key_value_heads": 2}
+    folder = Path(tempfile.mkdtemp())
+    try:
+        whole = LlamaForCausalLM(LlamaConfig(**sizes, num_hidden_layers=int(layers), vocab_size=1024))
+        size = sum(p.numel() * p.element_size() for p in whole.parameters())
+        whole.save_pretrained(folder / "whole", max_shard_size="50MB")
+        del whole
+        batches = [{"input_ids": torch.randint(1024, (1, 64))} for _ in range(4)]
+        peak, start = [_anonymous()] * 2, time.process_time()
+        threading.Thread(target=_watch, args=(peak,), daemon=True).start()
+        sec.compress_checkpoint(folder / "whole", sec.Params(0.7), batches, folder / "small")
+        seconds = time.process_time() - start
+        return {
+            "bytes": size,
+            "seconds": seconds,
+            "peak": peak[1] - peak[0],
+        }
+    finally:
+        shutil.rmtree(folder)
+
+
+def _anonymous() -> int:
+    """Bytes of this process that no file holds."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return sum(int(line.split()[1]) * 1024 for line in lines if line.startswith(("RssAnon", "RssShmem")))
+
+
+def _watch(peak: list[int]) -> None:
+    while True:
+        peak[1] = max(peak[1], _anonymous())
+        time.sleep(0.01)
+
+
+WORKERS: dict[str, Callable[[str], dict[str, Any]]] = {
+    "plan": plan_of,
+    "checkpoint": checkpoint,
+    "compressed": compressed,
+}
+
+
 def main() -> None:
     if sys.argv[1:2] == ["--worker"]:
         load_torchvision()
-        print(json.dumps(plan_of(sys.argv[3]) if sys.argv[2] == "plan" else checkpoint(sys.argv[3])))
+        print(json.dumps(WORKERS[sys.argv[2]](sys.argv[3])))
         return
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--quick", action="store_true", help="four layers of one model")
@@ -147,6 +201,12 @@ def main() -> None:
     found = in_own_process(__file__, "--worker", "checkpoint", "2" if quick else "20")
     speed = found["bytes"] / found["seconds"] / 1e6
     print(f"checkpoint of {found['bytes'] / 1e9:.2f} GB in {found['files']} files: {speed:.0f} MB/s, disk included")
+    for layers in ("1", "4") if quick else ("8", "32"):
+        found = in_own_process(__file__, "--worker", "compressed", layers)
+        print(
+            f"compressed from files to files, {layers} layers of {found['bytes'] / 1e6:.0f} MB: "
+            f"{found['peak'] / 1e6:.0f} MB beside the files, {found['seconds']:.0f} s"
+        )
 
 
 if __name__ == "__main__":

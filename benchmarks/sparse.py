@@ -4,10 +4,11 @@
     python -m benchmarks.sparse language --patterns 2:4 --methods SparseGPT ADMM
     python -m benchmarks.sparse vision --models resnet56        # CIFAR-10, three seeds
     python -m benchmarks.sparse speed                           # where zeros help, and where they do not
+    python -m benchmarks.sparse page                            # what was measured, as a page
 
 Every method gets the same windows or images to learn from and the same way through the model; only what it does to a
-layer differs. Results go to `benchmarks/results/sparse-*.json` after each measurement, with the command and the commit;
-what is there already for this commit of the library is not measured again.
+layer differs. Results go to `benchmarks/results/sparse-*.json` after each measurement, each with its commit, and from
+there to `sparse.md`. What is there already is not measured again: delete a row to have it anew.
 """
 
 import argparse
@@ -15,6 +16,7 @@ import copy
 import json
 import math
 import shlex
+import statistics
 import subprocess
 import sys
 import time
@@ -28,6 +30,7 @@ from benchmarks._side_by_side import load_torchvision
 from torch import Tensor, nn
 
 import secateur as sec
+from secateur.sparse import Spread
 
 load_torchvision()
 
@@ -56,9 +59,8 @@ class Table:
         self.rows: list[dict[str, Any]] = json.loads(self._path.read_text())["rows"] if self._path.exists() else []
 
     def has(self, **key: Any) -> bool:
-        """Whether this was measured with the code as it is."""
-        wanted = {**key, "commit": commit()}
-        return any(all(row.get(name) == value for name, value in wanted.items()) for row in self.rows)
+        """Whether this was measured."""
+        return any(all(row.get(name) == value for name, value in key.items()) for row in self.rows)
 
     def add(self, **row: Any) -> None:
         """Keep a row, and print it."""
@@ -75,12 +77,12 @@ class Table:
 
 
 @torch.inference_mode()
-def perplexity(model: nn.Module, windows: Tensor, at_once: int = 4) -> float:
+def perplexity(model: nn.Module, windows: Tensor, at_once: int = 1) -> float:
     """Of the tokens that follow the first of each window."""
     total = 0.0
     for tokens in windows.split(at_once):
-        logits = model(tokens)[:, :-1].flatten(0, 1)
-        total += float(F.cross_entropy(logits.float(), tokens[:, 1:].flatten(), reduction="sum"))
+        for logits, right in zip(model(tokens)[:, :-1], tokens[:, 1:], strict=True):
+            total += float(F.cross_entropy(logits, right, reduction="sum"))
     return math.exp(total / (windows.numel() - len(windows)))
 
 
@@ -110,6 +112,37 @@ def language(args: argparse.Namespace) -> None:
 # vision --------------------------------------------------------------------------------------------------------------
 
 
+class Global(Spread):
+    """One threshold for all layers on a score of each weight that grows with its magnitude: no layer is spared."""
+
+    def __init__(self, score: Callable[[Tensor], Tensor]) -> None:
+        self._score = score
+
+    def sparsities(self, model: nn.Module, names: Sequence[str], sparsity: float, batches: Sequence[Any]) -> Any:
+        scores = {name: self._score(model.get_parameter(name).detach().flatten()) for name in names}
+        every = torch.cat(list(scores.values()))
+        least = every.kthvalue(round(sparsity * len(every))).values
+        return {name: min(float((score <= least).double().mean()), 1 - 1e-9) for name, score in scores.items()}
+
+
+def lamp(weight: Tensor) -> Tensor:
+    """w² over the sum of all squares that are not smaller (Lee et al., 2021)."""
+    squares, order = weight.square().sort()
+    left = squares.flip(0).cumsum(0).flip(0)
+    return torch.empty_like(squares).index_copy_(0, order, squares / left)
+
+
+VISION: dict[str, tuple[Any, Any]] = {
+    "ADMM": (sec.ADMM(), None),
+    "SparseGPT": (sec.SparseGPT(), None),
+    "SparseGPT, ERK": (sec.SparseGPT(), sec.ERK()),
+    "magnitude, LAMP": (sec.Magnitude(), Global(lamp)),
+    "magnitude, global": (sec.Magnitude(), Global(torch.abs)),
+    "magnitude, ERK": (sec.Magnitude(), sec.ERK()),
+    "magnitude, uniform": (sec.Magnitude(), None),
+}
+
+
 def vision(args: argparse.Namespace) -> None:
     """ResNet-56 and VGG16 on CIFAR-10, 512 training images to learn from, drawn anew for each seed."""
     from benchmarks.accuracy import data, models
@@ -118,28 +151,28 @@ def vision(args: argparse.Namespace) -> None:
     for name in args.models:
         dense = {"resnet56": models.resnet56, "vgg16": models.vgg16}[name]()
         tests = data.pixels(split.test_x[: args.images]), split.test_y[: args.images]
-        if not table.has(model=name, method="dense", images=args.images):
-            table.add(model=name, method="dense", images=args.images, accuracy=accuracy(dense, *tests))
         for seed in range(args.seeds):
             drawn = torch.randperm(len(split.train_y), generator=torch.Generator().manual_seed(seed))[:512]
             batches = list(data.pixels(split.train_x[drawn]).split(128))
             for sparsity in args.sparsities:
-                for method in args.methods or METHODS:
+                for method in args.methods or VISION:
                     key = {"model": name, "method": method, "sparsity": sparsity, "seed": seed, "images": args.images}
                     if table.has(**key):
                         continue
                     model = copy.deepcopy(dense)
                     begun = time.process_time()
-                    sec.sparsify(model, batches, sec.Unstructured(sparsity), method=METHODS[method]())
+                    solve, spread = VISION[method]
+                    sec.sparsify(model, batches, sec.Unstructured(sparsity), method=solve, spread=spread)
                     table.add(**key, seconds=time.process_time() - begun, accuracy=accuracy(model, *tests))
+        if not table.has(model=name, method="dense", images=args.images):
+            table.add(model=name, method="dense", images=args.images, accuracy=accuracy(dense, *tests))
 
 
 @torch.inference_mode()
 def accuracy(model: nn.Module, images: Tensor, labels: Tensor) -> float:
     """Percent of the images whose class is right."""
-    right = sum(
-        int((model(x).argmax(-1) == y).sum()) for x, y in zip(images.split(250), labels.split(250), strict=True)
-    )
+    model, pairs = model.to(memory_format=torch.channels_last), zip(images.split(100), labels.split(100), strict=True)
+    right = sum(int((model(x.contiguous(memory_format=torch.channels_last)).argmax(-1) == y).sum()) for x, y in pairs)
     return 100 * right / len(labels)
 
 
@@ -179,6 +212,85 @@ def _seconds(weights: Sequence[Tensor], x: Tensor) -> list[float]:
     return least
 
 
+# the page ------------------------------------------------------------------------------------------------------------
+
+GOAL = 0.2  # of SparseGPT's excess over the dense model, what ours is to be below it
+
+
+def page(args: argparse.Namespace) -> None:
+    """All that was measured, as `sparse.md`."""
+    made = "\n".join(["# Zeros in one shot", "", *_language_lines(Table("smollm2").rows), *_vision_lines()])
+    (RESULTS / "sparse.md").write_text(made + "\n")
+    print(made)
+
+
+def _commits(rows: Sequence[dict[str, Any]]) -> str:
+    return ", ".join(dict.fromkeys(f"`{row['commit']}`" for row in rows))
+
+
+def _language_lines(rows: Sequence[dict[str, Any]]) -> list[str]:
+    """Perplexities, and by how much of SparseGPT's excess over the dense model ours is below it."""
+    found = {(row["method"], row["pattern"]): row["perplexity"] for row in rows}
+    dense = found["dense", ""]
+    lines = [
+        "`python -m benchmarks.sparse language` at "
+        + _commits(rows)
+        + ": SmolLM2-135M-Instruct, WikiText-2, perplexity",
+        f"on the first 80 test windows of 512 tokens (40,880 tokens; dense {dense:.2f}), from the first 16 windows of",
+        "the training text. A dash: not measured.",
+        "",
+        "| method | " + " | ".join(LANGUAGE) + " |",
+        "|---" * (1 + len(LANGUAGE)) + "|",
+    ]
+    for method in METHODS:
+        shown = [f"{found[method, p]:.2f}" if (method, p) in found else "–" for p in LANGUAGE]
+        lines.append(f"| {method} | " + " | ".join(shown) + " |")
+    lines += ["", f"The goal: ADMM below SparseGPT by {GOAL:.0%} of its excess over dense.", ""]
+    for p in LANGUAGE:
+        if ("ADMM", p) in found and ("SparseGPT", p) in found:
+            theirs, ours = found["SparseGPT", p] - dense, found["ADMM", p] - dense
+            less = 1 - ours / theirs
+            lines.append(f"- {p}: {less:.1%} below, {'met' if less >= GOAL else 'missed'}")
+        else:
+            lines.append(f"- {p}: not measured")
+    return [*lines, ""]
+
+
+def _vision_lines() -> list[str]:
+    """Accuracies, mean and standard deviation over the seeds."""
+    rows = [row for row in Table("cifar10").rows if row["images"] == 10_000]
+    if not rows:
+        return []
+    at = {row["model"]: row["accuracy"] for row in rows if row["method"] == "dense"}
+    dense = ", ".join(f"{name} {accuracy:.2f}" for name, accuracy in at.items())
+    lines = [
+        "`python -m benchmarks.sparse vision` at " + _commits(rows) + ": CIFAR-10, percent right of all 10,000 test",
+        f"images (dense: {dense}), from 512 training images that each seed draws anew; mean ± standard deviation, in",
+        "brackets the number of seeds. Batch norms take their statistics anew with every method.",
+    ]
+    columns = sorted({(row["model"], row["sparsity"]) for row in rows if row["method"] != "dense"})
+    lines += [
+        "",
+        "| method | " + " | ".join(f"{m}, {s:.0%}" for m, s in columns) + " |",
+        "|---" * (1 + len(columns)) + "|",
+    ]
+    for method in VISION:
+        cells = [
+            [r["accuracy"] for r in rows if (r["method"], r["model"], r.get("sparsity")) == (method, *c)]
+            for c in columns
+        ]
+        if any(cells):
+            lines.append(f"| {method} | " + " | ".join(map(_cell, cells)) + " |")
+    return [*lines, ""]
+
+
+def _cell(found: Sequence[float]) -> str:
+    if not found:
+        return "–"
+    spread = f" ± {statistics.stdev(found):.2f}" if len(found) > 1 else ""
+    return f"{statistics.mean(found):.2f}{spread} ({len(found)})"
+
+
 def main(arguments: Sequence[str] | None = None) -> None:
     """Measure what is asked for."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.sparse", description=__doc__.splitlines()[0])
@@ -192,11 +304,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
     two.add_argument("--sparsities", nargs="+", type=float, default=[0.8, 0.9, 0.95])
     two.add_argument("--seeds", type=int, default=3)
     two.add_argument("--images", type=int, default=10_000)
-    for each in (one, two):
-        each.add_argument("--methods", nargs="+", choices=METHODS)
+    one.add_argument("--methods", nargs="+", choices=METHODS)
+    two.add_argument("--methods", nargs="+", choices=VISION)
     parts.add_parser("speed")
+    parts.add_parser("page")
     args = parser.parse_args(arguments)
-    {"language": language, "vision": vision, "speed": speed}[args.part](args)
+    {"language": language, "vision": vision, "speed": speed, "page": page}[args.part](args)
 
 
 if __name__ == "__main__":

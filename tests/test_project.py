@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import ast
 import re
 import runpy
 import tomllib
+from collections import defaultdict
 from pathlib import Path
 
 import pytest
@@ -117,3 +119,29 @@ def test_the_wheel_is_tried_with_the_first_example() -> None:
     example = runpy.run_path(str(ROOT / "tools" / "check_dist.py"))["example"](ROOT / "README.md")
     assert example == next(b.body for b in blocks((ROOT / "README.md").read_text()) if b.language == "python")
     assert "sec.compress(" in example
+
+
+def defined(folder: Path) -> dict[str, list[str]]:
+    """The public classes and type aliases of a package, with the files that define them."""
+    found = defaultdict(list)
+    for path in sorted(folder.rglob("*.py")):
+        for node in ast.parse(path.read_text()).body:
+            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                found[node.name].append(path.name)
+            elif isinstance(node, ast.Assign) and not ast.unparse(node.value).startswith("TypeVar("):
+                names = [ast.unparse(target) for target in node.targets]
+                for name in (name for name in names if name[0].isupper() and not name.isupper()):
+                    found[name].append(path.name)
+    return found
+
+
+def test_one_name_is_one_thing() -> None:
+    """No two public classes or type aliases share a name."""
+    assert {name: files for name, files in defined(Path(sec.__file__).parent).items() if len(files) > 1} == {}
+
+
+def test_a_name_used_twice_would_be_seen(tmp_path: Path) -> None:
+    both = "class ERK: ...\nclass _Own: ...\nModel = TypeVar('Model')\nLIMIT = 3\n"
+    (tmp_path / "a.py").write_text(f"class Part: ...\n{both}")
+    (tmp_path / "b.py").write_text(f"Part = tuple[int, int]\n{both}")
+    assert defined(tmp_path) == {"Part": ["a.py", "b.py"], "ERK": ["a.py", "b.py"]}

@@ -39,7 +39,7 @@ from secateur.importance import (
     Taylor,
     Wanda,
 )
-from secateur.io import cut_checkpoint, load, save
+from secateur.io import compress_checkpoint, cut_checkpoint, load, save
 from secateur.pipeline.apply import apply, outcome
 from secateur.pipeline.compress import Compressed, compress
 from secateur.pipeline.rotations import Rotation, rotate, rotations
@@ -54,7 +54,7 @@ from secateur.training import Penalty, Recovered, recover
 __all__ = ["prune", "ao", "schedule", "training"]
 __all__ += ["trace", "plan", "apply", "compress", "iterate", "sparsify", "sweep", "outcome", "recover", "Penalty"]
 __all__ += ["rotate", "rotations"]
-__all__ += ["macs", "latency", "compare", "save", "load", "cut_checkpoint"]
+__all__ += ["macs", "latency", "compare", "save", "load", "cut_checkpoint", "compress_checkpoint"]
 __all__ += [
     "Examples",
     "Graph",

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from secateur.compat import tree_leaves
 from secateur.errors import SecateurError
-from secateur.tracing.examples import arguments, handed_out, tensors_in
+from secateur.tracing.examples import Inputs, arguments, handed_out, tensors_in
 
 _TOLERANCE = 1e-3  # of the largest output: the two run their products in another order
 _MOST = 2**31 - 2**20  # bytes of weights that fit into the file itself
@@ -21,9 +21,6 @@ _MOST = 2**31 - 2**20  # bytes of weights that fit into the file itself
 
 class OnnxError(SecateurError, RuntimeError):
     """A model cannot be exported, or computes something else in onnxruntime."""
-
-
-Call = tuple[tuple[Any, ...], dict[str, Any]]  # arguments, and those by keyword
 
 
 def export(model: nn.Module, example: Any, path: str | os.PathLike[str], *, others: Sequence[Any] = ()) -> float:
@@ -55,7 +52,7 @@ def export(model: nn.Module, example: Any, path: str | os.PathLike[str], *, othe
     return max(_checked(Path(path), call, want) for call, (want, _) in zip(calls, wanted, strict=True))
 
 
-def _outputs(model: nn.Module, call: Call) -> tuple[list[Tensor], bool]:
+def _outputs(model: nn.Module, call: Inputs) -> tuple[list[Tensor], bool]:
     """The tensors that a model puts out, and whether there is nothing else."""
     output = model(*call[0], **call[1])
     plain = all(leaf is None or isinstance(leaf, Tensor | int | float | str) for leaf in tree_leaves(output))
@@ -63,7 +60,7 @@ def _outputs(model: nn.Module, call: Call) -> tuple[list[Tensor], bool]:
     return [leaf for leaf in leaves if isinstance(leaf, Tensor)], plain
 
 
-def _first(calls: Sequence[Call]) -> Call:
+def _first(calls: Sequence[Inputs]) -> Inputs:
     """The call to capture the model with: torch.export fixes sizes of one, so one that has none where others differ."""
     shapes = [[tuple(tensor.shape) for tensor in _tensors(call)] for call in calls]
     for call, own in zip(calls, shapes, strict=True):
@@ -76,11 +73,11 @@ def _first(calls: Sequence[Call]) -> Call:
     )
 
 
-def _tensors(call: Call) -> list[Tensor]:
+def _tensors(call: Inputs) -> list[Tensor]:
     return [leaf for leaf in tree_leaves(call) if isinstance(leaf, Tensor)]
 
 
-def _captured(model: nn.Module, call: Call, others: Sequence[Call]) -> torch.export.ExportedProgram:
+def _captured(model: nn.Module, call: Inputs, others: Sequence[Inputs]) -> torch.export.ExportedProgram:
     """The model as a program. Left to itself, torch.onnx of some versions takes the one path that the example takes."""
     sizes: Any = torch.export.AdditionalInputs() if others else None
     for args, kwargs in others:
@@ -109,7 +106,7 @@ class _OnlyTensors(nn.Module):
         self.forward = forward  # of the model's own arguments, whose names the exported model has
 
 
-def _checked(path: Path, call: Call, want: list[Tensor]) -> float:
+def _checked(path: Path, call: Inputs, want: list[Tensor]) -> float:
     import onnxruntime  # type: ignore[import-untyped]
 
     session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])

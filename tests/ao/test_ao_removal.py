@@ -19,7 +19,7 @@ from secateur import ao
 from secateur.ao import removal
 from secateur.ao.errors import SparsifierRuntimeError, SparsifierValueError
 from secateur.ao.example import Recorder, call_of
-from secateur.ao.fold import Folds
+from secateur.ao.fold import BiasFolds
 from secateur.errors import SecateurError, VerifyError
 from secateur.pipeline import apply as apply_module
 
@@ -304,7 +304,9 @@ def test_a_failure_at_any_point_leaves_everything(
     model = build()
     pruner = masked(model, off, prune_bias=False)
     groups, state = copy.copy(pruner.groups), dict(pruner.state)
-    target = {"cut": (apply_module, "carry_out"), "fold": (Folds, "carry_out"), "remember": (removal, "remember")}[at]
+    target = {"cut": (apply_module, "carry_out"), "fold": (BiasFolds, "carry_out"), "remember": (removal, "remember")}[
+        at
+    ]
     with monkeypatch.context() as patch:
         patch.setattr(*target, fail)
         with unchanged(model), pytest.raises(MemoryError):
@@ -345,7 +347,7 @@ def test_a_wrong_result_is_noticed_and_undone(unchanged: Unchanged, monkeypatch:
     model = mlp()
     model[0].bias.data.fill_(1.0)
     pruner = masked(model, {"0.weight": [1]}, prune_bias=False)
-    monkeypatch.setattr(Folds, "carry_out", lambda self, plan: None)
+    monkeypatch.setattr(BiasFolds, "carry_out", lambda self, plan: None)
     with unchanged(model), pytest.raises(VerifyError, match="output 0"):
         pruner.prune()
 

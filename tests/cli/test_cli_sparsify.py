@@ -18,7 +18,7 @@ import torch
 
 def tokens():
     chance = torch.Generator().manual_seed(0)
-    return [{"input_ids": torch.randint(50, (2, 12), generator=chance)} for _ in range(2)]
+    return [{"input_ids": torch.randint(50, (2, 12), generator=chance)} for _ in range(9)]
 """
 
 
@@ -30,11 +30,13 @@ def test_a_folder_of_transformers_opens_again(command: Command, tmp_path: Path) 
     (tmp_path / "model" / "tokenizer.json").write_text("{}")
     (tmp_path / "data.py").write_text(DATA)
     arguments = ["--nm", "2:4", "--data", f"{tmp_path}/data.py:tokens", "--out", str(tmp_path / "out"), "--json"]
-    done = command("sparsify", f"transformers:{tmp_path}/model", *arguments)
+    done = command("sparsify", f"transformers:{tmp_path}/model", *arguments, "--picture")
     assert done.code == Exit.DONE, done.err
     told = json.loads(done.out)
     assert told["sparsity"] == 0.5
-    assert {"model.safetensors", "config.json", "tokenizer.json", "sparsity.json"} <= set(told["files"])
+    assert {"model.safetensors", "config.json", "tokenizer.json", "sparsity.json", "zeros.png"} <= set(told["files"])
+    assert told["held_back"]["batches"] == 1
+    assert (tmp_path / "out" / "zeros.png").read_bytes().startswith(b"\x89PNG")
     model = AutoModelForCausalLM.from_pretrained(tmp_path / "out")
     weight = model.model.layers[0].mlp.up_proj.weight
     assert weight.dtype == torch.bfloat16

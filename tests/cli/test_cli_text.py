@@ -53,6 +53,16 @@ def test_a_text_ranks_refits_and_judges(command: Command, folder: Path) -> None:
     assert Path("out/model.safetensors").exists()
 
 
+def test_a_text_makes_zeros_and_judges(command: Command, folder: Path) -> None:
+    data = str(corpus(32 * 24))
+    ended = command("sparsify", f"transformers:{folder}", "--nm", "2:4", "--out", "out", "--data", data)
+    assert ended.code == Exit.DONE, ended.err
+    before, after = map(float, re.search(r"perplexity on text.*: ([\d.]+) → ([\d.]+)", ended.err).groups())
+    assert 1 <= before < 3
+    assert before <= after < 20
+    assert "the same largest output in" in ended.out
+
+
 def test_texts_that_cannot_be_used(command: Command, folder: Path) -> None:
     def said(model: str, data: str) -> tuple[int, str]:
         ended = command("prune", model, "--ratio", "0.5", "--compensate", "--data", data)
@@ -71,3 +81,31 @@ def test_texts_that_cannot_be_used(command: Command, folder: Path) -> None:
     code, error = said(model, str(corpus(32 * 9 + 1)))
     assert code == Exit.INPUT
     assert "no tokenizer" in error
+
+
+def test_what_is_too_large_for_memory_stays_in_its_files(
+    command: Command, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    more = ("--params", "0.5", "--loadable", "--compensate", "--data", str(corpus(32 * 16)))
+    model = f"transformers:{folder}"
+    ended = command("prune", model, "--out", "one", *more)
+    assert ended.code == Exit.DONE, ended.err
+    monkeypatch.setattr("secateur.cli.models.free_memory", lambda: 0)
+    large = command("prune", model, "--out", "two", *more)
+    assert large.code == Exit.DONE, large.err
+    assert "too large for memory: its weights stay in their files" in large.err
+    assert re.search(r"perplexity.*", large.err)[0] == re.search(r"perplexity.*", ended.err)[0]
+    assert Path("two/plan.json").read_text() == Path("one/plan.json").read_text()
+    assert Path("two/tokenizer.json").exists()
+    one, two = (transformers.LlamaForCausalLM.from_pretrained(out) for out in ("one", "two"))
+    for a, b in zip(one.parameters(), two.parameters(), strict=True):
+        torch.testing.assert_close(a, b)
+    for words, said in (
+        (("--onnx",), "too large for memory; export what comes out"),
+        (("--dtype", "float64"), "leave out --weights, --device and --dtype"),
+        (("--out", "two", "--force"), "has files already"),
+    ):
+        ended = command("prune", model, "--out", "three", "--ratio", "0.5", *words)
+        assert ended.code != Exit.DONE
+        assert said in ended.err
+        assert not Path("three").exists()

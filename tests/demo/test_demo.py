@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 import struct
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -69,6 +70,12 @@ def test_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: py
     assert main(["demo", "--quick", "--json"]) == Exit.DONE
     said = json.loads(capsys.readouterr().out)
     assert [network["name"] for network in said["networks"]] == ["residual net", "LSTM"]
+    assert [(trip["opened_with"], trip["same"]) for trip in said["round_trips"]] == [
+        ("from_pretrained", True),
+        ("secateur.load", True),
+    ]
+    assert all(trip["params"][1] <= 0.7 * trip["params"][0] for trip in said["round_trips"])
+    assert [bool(trip["fields"]) for trip in said["round_trips"]] == [True, False]
     ends = ("html", "json", "png", "safetensors")
     names = sorted(f"{name}.{end}" for name in ("residual-net", "lstm") for end in ends)
     assert sorted(file.name for file in Path("secateur-demo").iterdir()) == names
@@ -78,6 +85,7 @@ def test_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: py
         assert sum(p.numel() for p in fresh.parameters()) == plan.params.after
     assert "after recovery" in Path("secateur-demo/lstm.html").read_text(encoding="utf-8")
 
+    monkeypatch.setitem(sys.modules, "transformers", None)  # as where it is not installed
     assert main(["demo", "--quick"]) == Exit.DONE  # its own results it replaces
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].split() == ["accuracy", "parameters", "MACs", "file", "latency"]
@@ -85,6 +93,8 @@ def test_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: py
         f"residual net, {stage}" for stage in ("before", "after the cut", "after recovery")
     ]
     assert "  secateur-demo/residual-net.html" in lines
+    note = "a cut language model, saved and opened again, needs transformers, which is not installed"
+    assert any(line.startswith(note) for line in lines)
     assert main(["demo", "--quick", "--out", "secateur-demo"]) == Exit.WRITE  # those in a named folder not
 
 

@@ -2,6 +2,7 @@
 
 import copy
 import os
+from dataclasses import replace
 from functools import partial
 from importlib import import_module
 from pathlib import Path
@@ -167,12 +168,15 @@ def refusals(rank, world):
     model = net()
     per_layer(model)
     graph = sec.trace(model, torch.zeros(2, 8))
+    swapped = tuple(sorted(set(range(32)) - set(plan.kept["mid.weight"][1])))  # as many, and of other positions
+    wrong = replace(plan, kept={**plan.kept, "mid.weight": {**plan.kept["mid.weight"], 1: swapped}})
     before, hooks = whole(model), [list(module._forward_pre_hooks) for module in model.modules()]
     calls = {
         "apply": lambda: sec.apply(model, plan),
         "compress": lambda: sec.compress(model, torch.zeros(2, 8), sec.Macs(0.5), BATCHES),
         "not in place": lambda: sec.apply(model, plan, shard=lambda m: nn.Sequential(m)),
         "fails": lambda: sec.apply(model, plan, shard=lambda m: (fully_shard(m), 1 / (rank - 1))[0]),
+        "wrong": lambda: sec.apply(model, wrong, shard=per_layer),
         "plain": lambda: sec.apply(net(), plan, shard=fully_shard),
         "data": lambda: sec.plan(graph, sec.Ratio(0.5), importance=sec.Activation(BATCHES)),
     }

@@ -23,6 +23,7 @@ def test_two_ranks():
         assert "sec.apply(model, plan, shard=fn) cuts it" in said["apply"]
         assert "sec.apply(model, plan, shard=fn) cuts it" in said["compress"]
         assert "it shards a model in place" in said["not in place"]
+        assert "VerifyError: the cut model's output differs" in said["wrong"]
         assert "shard= is the function" in said["plain"]
         assert "plan before it is" in said["data"]
         assert found["same"]

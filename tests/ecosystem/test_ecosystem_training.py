@@ -13,7 +13,7 @@ from torch import nn
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 import secateur as sec
-from secateur import training
+from secateur import prune, training
 from secateur.schedule import linear
 
 pytestmark = pytest.mark.ecosystem
@@ -83,6 +83,28 @@ def test_transformers_trains_logs_and_goes_on(kind, tmp_path):
     ours, theirs = model.state_dict(), again.state_dict()
     assert {name: tuple(t.shape) for name, t in ours.items()} == {name: tuple(t.shape) for name, t in theirs.items()}
     assert all(torch.allclose(ours[name].float(), theirs[name].float(), atol=1e-5) for name in ours)
+
+
+def test_zeros_of_sparsify_stay_in_trainer_and_behind_peft(tmp_path):
+    """First the whole model is trained on, then LoRA on `weight_orig`, which PEFT merges behind the masks."""
+    from peft import LoraConfig, get_peft_model
+    from transformers import Trainer
+
+    model, batches = bert().eval(), [{"input_ids": TOKENS[:16]}]
+    report = sec.sparsify(model, batches, sec.NM(2, 4), masks=True)
+    zeros = {layer.name: model.get_parameter(f"{layer.name}_orig") == 0 for layer in report.layers}
+    Trainer(model, arguments(tmp_path), train_dataset=Sentences()).train()
+    config = LoraConfig(r=2, target_modules=[], target_parameters=["query.weight_orig", "value.weight_orig"])
+    lora = get_peft_model(model, config)
+    Trainer(lora, arguments(tmp_path), train_dataset=Sentences()).train()
+    lora.eval()
+    with torch.no_grad():
+        trained = lora(**batches[0]).logits
+        merged = lora.merge_and_unload()
+        for layer in report.layers:
+            prune.remove(merged.get_submodule(layer.name.removesuffix(".weight")), "weight")
+        assert torch.allclose(merged(**batches[0]).logits, trained, atol=1e-6)
+    assert all(torch.equal(merged.get_parameter(name) == 0, there) for name, there in zeros.items())
 
 
 def test_transformers_stops_at_the_floor(tmp_path):

@@ -86,7 +86,7 @@ def test_other_formats(tmp_path):
 
 def test_what_is_no_file(tmp_path):
     os.mkfifo(tmp_path / "pipe")
-    refuses(tmp_path, "a folder or a device, not a file")
+    refuses(tmp_path, "this folder holds no cut model")
     refuses(tmp_path / "pipe", "a folder or a device, not a file")
     refuses("/dev/zero", "a folder or a device, not a file")
     refuses(tmp_path / "missing", "No such file")

@@ -1,5 +1,6 @@
 """Plans that ask for what no plan may: by themselves, and in a file."""
 
+import base64
 import copy
 import json
 
@@ -95,6 +96,14 @@ def test_positions(data, both, index, words):
         ("AAAB", "keeps position 16 of"),
         ("A" * (4 * 2**20) + "AAAB", "for more than 16777216 positions"),
         ("A" * (12 * 2**20), "longer than those of any plan"),
+        ([0], "three numbers"),
+        ([0, 0], "three numbers"),
+        ([0, 0, True], "three numbers"),
+        ([0, 0, -1], "three numbers"),
+        ([0, [0], 1], "three numbers"),
+        ([0, 99, 1], "two of masks before it"),
+        ([0, 0, 0], "one after the other"),
+        ([0, 0, 10**30], "one after the other"),
         (3, "list of text"),
         (None, "list of text"),
     ],
@@ -104,6 +113,14 @@ def test_masks(data, both, mask, words):
     data["tensors"]["up.weight"]["keep"]["0"] = len(data["masks"])
     both({**data, "masks": [*data["masks"], mask]}, words)
     both({**data, "masks": mask}, "list of text")
+
+
+def test_masks_that_grow(data, both):
+    """A few characters cannot stand for more positions than any plan has."""
+    full = base64.b64encode(b"\xff" * 512).decode()
+    both({**data, "masks": [*data["masks"], full, [len(data["masks"])] * 2 + [4096]]}, "more positions than")
+    wide = base64.b64encode(b"\x01" + bytes(2**20) + b"\x01").decode()
+    both({**data, "masks": [*data["masks"], wide, [len(data["masks"])] * 2 + [2**24 - 1]]}, "more positions than")
 
 
 @pytest.mark.parametrize("dim", ["-1", "2", "99", "100", "00", "0 ", "", "x", "1.0", "²", "9" * 5000])

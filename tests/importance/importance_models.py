@@ -11,7 +11,7 @@ from torch import Tensor, nn
 import secateur as sec
 from oracle import Net
 from secateur.axes import keep_mask
-from secateur.planning.problem import Problem
+from secateur.planning.problem import PruningProblem
 
 
 def residual() -> tuple[nn.Module, Tensor]:
@@ -69,7 +69,7 @@ def traced(name: str) -> sec.Graph:
 
 
 def scores(graph: sec.Graph, criterion: Any) -> dict[str, Tensor]:
-    problem = Problem(graph, criterion, exact=False, protect=(), round_to=1)
+    problem = PruningProblem(graph, criterion, exact=False, protect=(), round_to=1)
     return {axis.name: problem.scores(axis) for axis in graph.axes}
 
 

@@ -22,7 +22,7 @@ import secateur as sec
 from oracle import Net
 from secateur.errors import CalibrationError
 from secateur.importance import Activation, Hessian, Taylor, Wanda
-from secateur.planning.problem import Problem
+from secateur.planning.problem import PruningProblem
 
 WITH_LOSS = [Taylor, Hessian]
 WITHOUT = [Activation, Wanda]
@@ -317,7 +317,7 @@ def test_what_is_kept_is_no_larger_than_the_parameters(kind: Any) -> None:
     net = nn.Sequential(nn.Linear(3, 16), nn.ReLU(), nn.Linear(16, 2))
     graph = sec.trace(net, torch.zeros(1, 3))
     criterion = made(kind, lambda: (torch.randn(4096, 3) for _ in range(3)))
-    problem = Problem(graph, criterion, exact=False, protect=(), round_to=1)
+    problem = PruningProblem(graph, criterion, exact=False, protect=(), round_to=1)
     problem.scores(graph.axes[0])
     held = sum(t.numel() for t in tensors_in(problem._scores()))
     assert 0 < held <= 4 * sum(p.numel() for p in net.parameters())

@@ -97,7 +97,7 @@ def test_in_another_process(tmp_path):
         with torch.no_grad():
             out = load("small", net).eval()(x)
         assert torch.equal(out, torch.load("wanted", weights_only=True))
-        save(net, "again")
+        save(net.train(), "again")
         """,
         tmp_path,
     )

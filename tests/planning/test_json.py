@@ -75,6 +75,10 @@ def as_version_1(text: str) -> str:
     data = json.loads(text)
     lists = []
     for mask in data.pop("masks"):
+        if isinstance(mask, list):
+            copies, within, step = mask
+            lists.append([copy * step + position for copy in lists[copies] for position in lists[within]])
+            continue
         raw = base64.b64decode(mask)
         lists.append([i for i in range(8 * len(raw)) if raw[i // 8] >> i % 8 & 1])
     for item in (*data["axes"], *data["tensors"].values(), *data["held"]):
@@ -97,6 +101,28 @@ def test_a_long_list_is_written_once():
     back = Plan.from_json(text)
     assert back == plan
     assert len({id(kept) for dims in back.kept.values() for kept in dims.values()}) == 2
+
+
+@pytest.mark.parametrize(
+    ("copies", "within", "step", "most"),
+    [((0, 3, 5, 90), (1, 2, 150), 192, 80), ((0, 1), (2, 3, 7, 80), 2048, 80), ((0, 1, 2), (0, 1), 400, 60)],
+    ids=["heads", "two halves", "few"],
+)
+def test_what_a_list_repeats_is_written_once(copies, within, step, most):
+    index = tuple(copy * step + position for copy in copies for position in within)
+    plan = Plan((), {"w": {0: index, 1: within}}, {"w": (20_000, 200)}, ())
+    masks = json.loads(plan.to_json())["masks"]
+    assert len(json.dumps(masks)) < most
+    assert masks[-1][2] == step
+    assert Plan.from_json(plan.to_json()) == plan
+    assert Plan.from_json(as_version_1(plan.to_json())) == plan
+
+
+@given(index=st.sets(st.integers(0, 3000), min_size=1, max_size=40), step=st.integers(1, 4000), times=st.integers(1, 4))
+def test_lists_that_repeat_come_back(index, step, times):
+    index = tuple(sorted({n + step * time for n in index for time in range(times)}))
+    plan = Plan((), {"w": {0: index}}, {"w": (20_000,)}, ())
+    assert Plan.from_json(plan.to_json()) == plan
 
 
 @pytest.mark.parametrize("index", [(2**24,), (0, 2**40)])

@@ -12,7 +12,7 @@ from torch import nn
 import secateur as sec
 from secateur.errors import PlanError
 from secateur.planning.allocation import Limit, allocate, ladder
-from secateur.planning.problem import CostModel, Counted
+from secateur.planning.problem import CostModel, CountedCost
 
 
 def chain(*widths: int):
@@ -25,7 +25,7 @@ def test_close_to_the_best_of_all_choices() -> None:
     whole, floor = graph.macs(), graph.macs({axis.atom: 1 for axis in graph.axes})
     choices = list(itertools.product(*(range(1, axis.size + 1) for axis in graph.axes)))
     costs = [graph.macs({axis.atom: n for axis, n in zip(graph.axes, one, strict=True)}) for one in choices]
-    cost = Counted(CostModel(graph).macs)
+    cost = CountedCost(CostModel(graph).macs)
     shares = []
     for seed in range(200):
         generator = torch.Generator().manual_seed(seed)

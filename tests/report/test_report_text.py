@@ -16,11 +16,11 @@ from markupsafe import Markup
 from stories import densenet, resnet
 
 from secateur.report.blocks import blocks, profile
+from secateur.report.formatting import amount, change, digits
 from secateur.report.html import dotted, templates
-from secateur.report.numbers import amount, change, digits
 from secateur.report.palette import PALETTE, colours
 from secateur.report.payload import payload, quantised, ties
-from secateur.report.story import Layer
+from secateur.report.story import LayerCost
 
 TEXT = st.text("<>&\"'/;=#! abglmpt.é")  # what markup is made of
 NAMES = st.lists(st.sampled_from("ab012"), min_size=1, max_size=5).map(".".join)
@@ -42,7 +42,7 @@ def test_blocks_of_a_real_model() -> None:
 
 @given(st.lists(NAMES, unique=True, max_size=60), st.integers(1, 10))
 def test_a_profile_keeps_the_sum(modules: list[str], most: int) -> None:
-    layers = [Layer(module, 2**i, i) for i, module in enumerate(modules)]
+    layers = [LayerCost(module, 2**i, i) for i, module in enumerate(modules)]
     if len({module.partition(".")[0] for module in modules}) > most:
         return
     found = profile(layers, most)

@@ -1,6 +1,7 @@
 """Zeros in whole models: what gets them, what does not, and what is left after something went wrong."""
 
 import copy
+import math
 from typing import Any
 
 import pytest
@@ -181,6 +182,36 @@ def test_masks_keep_zeros_through_training() -> None:
     assert not torch.equal(before, net[2].weight)
 
 
+class _LowRank(nn.Module):
+    def __init__(self, weight: Tensor) -> None:
+        super().__init__()
+        self.a, self.b = nn.Parameter(torch.randn(2, weight.shape[1])), nn.Parameter(torch.zeros(weight.shape[0], 2))
+
+    def forward(self, weight: Tensor) -> Tensor:
+        return weight + self.b @ self.a
+
+
+def test_low_rank_updates_are_trained_and_merged_behind_the_mask() -> None:
+    """On `weight_orig` the mask comes after them: the model that was trained is the one that they are merged to."""
+    net = _net()
+    sec.sparsify(net, _batches(), sec.NM(2, 4), masks=True)
+    zeros, layer = net[2].weight == 0, net[2]
+    net.requires_grad_(False)
+    added = _LowRank(layer.weight_orig)
+    nn.utils.parametrize.register_parametrization(layer, "weight_orig", added)
+    optimizer = torch.optim.Adam(added.parameters(), 1e-2)
+    for batch in _batches():
+        optimizer.zero_grad()
+        net(batch).square().sum().backward()
+        optimizer.step()
+    trained = net(_batches()[0])
+    nn.utils.parametrize.remove_parametrizations(layer, "weight_orig")
+    prune.remove(layer, "weight")
+    assert added.b.any()
+    assert torch.equal(layer.weight == 0, zeros)
+    assert torch.equal(net(_batches()[0]), trained)
+
+
 def test_protect_and_include() -> None:
     net = _net()
     report = sec.sparsify(net, _batches(), sec.Unstructured(0.5), protect="0", include="4.weight")
@@ -222,6 +253,18 @@ class _Interrupted(nn.Module):
         return self.two(self.one(x))
 
 
+class _Impatient:
+    """A method that is interrupted at its second layer, when the first is written."""
+
+    layers = 0
+
+    def __call__(self, problem: sec.sparse.Problem, pattern: sec.sparse.Pattern) -> Tensor:
+        self.layers += 1
+        if self.layers == 2:
+            raise KeyboardInterrupt
+        return problem.weight * 0
+
+
 NAN = [*_batches(2), torch.full((4, 8), float("nan"))]
 
 
@@ -237,6 +280,10 @@ NAN = [*_batches(2), torch.full((4, 8), float("nan"))]
         (_net, lambda n: sec.sparsify(n, _batches(), sec.NM(2, 4), protect=("nope",)), PlanError, "names no weight"),
         (_net, lambda n: sec.sparsify(n, _batches(), sec.NM(2, 4), protect="*"), PlanError, "no weight that may get"),
         (_net, lambda n: sec.sparsify(n, [torch.ones(3, 9)], sec.NM(2, 4)), CalibrationError, "failed on the batches"),
+        (_net, lambda n: sec.sparsify(n, _batches(), sec.NM(2, 4), method=_Impatient()), KeyboardInterrupt, None),
+        (_net, lambda n: sec.sparsify(n, _batches(), sec.Unstructured(1.5)), PlanError, "from 0 to below 1, not 1.5"),
+        (_net, lambda n: sec.sparsify(n, _batches(), sec.NM(0, 4)), PlanError, "whole number from 1 on"),
+        (_net, lambda n: sec.sparsify(n, iter(()), sec.NM(2, 4)), CalibrationError, "no batches"),
         (_Dead, lambda n: sec.sparsify(n, _batches(), sec.NM(2, 4)), CalibrationError, "two.weight: all of its inputs"),
         (
             _Interrupted,
@@ -255,6 +302,29 @@ def test_whatever_goes_wrong_the_model_is_as_it_was(make: Any, call: Any, error:
     assert net.training
     assert {name: id(p) for name, p in net.named_parameters()} == objects
     assert all(torch.equal(value, before[name]) for name, value in net.state_dict().items())
+
+
+@pytest.mark.parametrize("method", [sec.ADMM(), sec.SparseGPT()], ids=["ADMM", "SparseGPT"])
+def test_inputs_without_variance(method: Any) -> None:
+    """Every row is the same: their moments have rank one, and one weight could do what all do."""
+    net, rows = _net(), torch.ones(64, 8)
+    report = sec.sparsify(net, [rows], sec.NM(2, 4), method=method)
+    assert all(layer.sparsity >= 0.5 for layer in report.layers)  # SparseGPT drops weights of inputs that are zero
+    assert _off(_net(), net, rows) < 1e-3
+
+
+def test_losses_of_held_back_batches_are_told() -> None:
+    judges = [{**batch, "labels": batch["input_ids"]} for batch in _tokens(2)]
+    model = _llama()
+    report = sec.sparsify(model, _tokens(), sec.NM(2, 4), held_back=judges)
+    assert report.held_back is not None
+    assert report.held_back.loss is not None
+    assert report.held_back.perplexity is not None
+    with torch.no_grad():
+        losses = [float(sum(m(**batch).loss for batch in judges)) / 2 for m in (_llama(), model)]
+    assert report.held_back.loss == pytest.approx(losses, rel=1e-5)
+    assert report.held_back.perplexity[1] == pytest.approx(math.exp(losses[1]), rel=1e-4)
+    assert f"loss on them: {losses[0]:.4f} before" in str(report)
 
 
 def test_masks_come_back_after_a_failure() -> None:

@@ -30,6 +30,15 @@ def test_the_whole_has_the_sparsity_that_was_asked_for(spread: Spread, sparsity:
     assert all(layer.sparsity < 1 for layer in report.layers)
 
 
+def test_one_distribution_serves_one_shot_and_training() -> None:
+    net = nn.Sequential(nn.Linear(10, 10), nn.Linear(100, 100))
+    found = sec.ERK().sparsities(net, ["0.weight", "1.weight"], 0.9, [])
+    assert found == pytest.approx({"0.weight": 1 - 0.918, "1.weight": 0.908}, abs=1e-3)
+    assert sec.ERK is sec.training.ERK
+    uniform = sec.training.Uniform().sparsities(net, ["0.weight", "1.weight"], 0.9, [])
+    assert uniform == pytest.approx({"0.weight": 0.9, "1.weight": 0.9})
+
+
 def test_a_price_is_what_the_output_loses() -> None:
     """For one linear layer behind another, the Fisher information by automatic differentiation, weight by weight."""
     torch.manual_seed(0)

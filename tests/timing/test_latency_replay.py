@@ -11,7 +11,7 @@ from torch import Tensor, nn
 import secateur as sec
 from secateur.axes import size_after
 from secateur.timing.replay import Arena, elements, key, prepared, signature, timed, variables
-from secateur.tracing.steps import Operand, Step
+from secateur.tracing.steps import Operand, TimedOp
 
 
 class Attention(nn.Module):
@@ -64,7 +64,7 @@ def traced(name: str) -> sec.Graph:
     return sec.trace(make().eval(), x)
 
 
-def shapes(step: Step, sizes: tuple[int, ...] | None = None) -> Any:
+def shapes(step: TimedOp, sizes: tuple[int, ...] | None = None) -> Any:
     of = variables(step)
     return of.shape(of.sizes if sizes is None else sizes)
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 import secateur as sec
-from secateur.planning.problem import Counts, Problem
+from secateur.planning.problem import AxisCounts, PruningProblem
 from secateur.planning.targets import Params
 from secateur.timing import Comparison, Latency, Timing, compare, target
 from secateur.timing import clock as timings
@@ -35,8 +35,8 @@ def graph() -> sec.Graph:
     return sec.trace(net().eval(), X)
 
 
-def problem(graph: sec.Graph) -> Problem:
-    return Problem(graph, sec.Magnitude(), exact=False, protect=(), round_to=1)
+def problem(graph: sec.Graph) -> PruningProblem:
+    return PruningProblem(graph, sec.Magnitude(), exact=False, protect=(), round_to=1)
 
 
 class Pretended:
@@ -59,7 +59,7 @@ def pretend(monkeypatch: pytest.MonkeyPatch) -> Callable[[sec.Graph, Callable[[f
     def install(graph: sec.Graph, truth: Callable[[float], float]) -> list[float]:
         tried: list[float] = []
 
-        def measured(problem: Problem, counts: Counts) -> Comparison:
+        def measured(problem: PruningProblem, counts: AxisCounts) -> Comparison:
             tried.append(problem.macs(counts) / problem.macs({}))
             whole = Timing(1.0, 0.0, 9, 1)
             return Comparison(whole, whole, truth(tried[-1]))
@@ -152,7 +152,7 @@ def test_steps_are_used_to_their_end(graph: sec.Graph, pretend: Any, monkeypatch
     pretend(graph, lambda share: 0.5)
     monkeypatch.setattr(target, "learnt", lambda _: (Stairs(graph), Timing(1.0, 0.0, 9, 1)))
     assert {len(keep) for keep in Latency(0.5).choose(problem(graph)).values()} <= {16, 32, 48, 64}
-    coarse = Problem(graph, sec.Magnitude(), exact=False, protect=(), round_to=12)
+    coarse = PruningProblem(graph, sec.Magnitude(), exact=False, protect=(), round_to=12)
     assert {len(keep) % 12 for keep in Latency(0.5).choose(coarse).values()} <= {0}
     params = sec.plan(graph, Latency(0.9) & Params(0.3)).params
     assert 0.28 < params.after / params.before <= 0.3  # no more, even where it costs no time

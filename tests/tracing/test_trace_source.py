@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 import secateur as sec
-from secateur.planning.problem import CostModel, Problem
+from secateur.planning.problem import CostModel, PruningProblem
 
 
 class Heads(nn.Module):
@@ -81,7 +81,9 @@ ASKED: dict[str, Callable[[sec.Graph], Any]] = {
     "zeros": lambda graph: sec.plan(graph, sec.Zeros()),
     "latency": lambda graph: sec.plan(graph, sec.Latency(0.5)),
     "a plan that needs no scores": lambda graph: sec.plan(graph, sec.Ratio(0.0)),
-    "scores": lambda graph: Problem(graph, sec.Magnitude(), exact=False, protect=(), round_to=1).scores(graph.axes[0]),
+    "scores": lambda graph: PruningProblem(graph, sec.Magnitude(), exact=False, protect=(), round_to=1).scores(
+        graph.axes[0]
+    ),
     "the model": lambda graph: graph.model,
     "a ranking": lambda graph: sec.Isomorphic().compared({a: torch.rand(a.size) for a in graph.axes}, graph),
 }

@@ -11,7 +11,7 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import secateur as sec
-from secateur.training.data import Data
+from secateur.training.holdout import TrainingData
 
 
 def small_net(seed=0):
@@ -65,7 +65,7 @@ def test_it_comes_closer_on_data_that_it_never_saw():
     found = sec.recover(model, teacher, images(), minutes=5, steps=150)
     assert apart(model, teacher, fresh) < 0.7 * before
     assert found.after < 0.7 * found.before
-    assert found.after == pytest.approx(apart(model, teacher, Data(images()).held), rel=1e-4)
+    assert found.after == pytest.approx(apart(model, teacher, TrainingData(images()).held), rel=1e-4)
     assert found.steps <= 150
     assert same(of_teacher, state(teacher))
 
@@ -143,7 +143,7 @@ def test_data_without_end():
         while True:
             yield torch.randn(4, 1, 8, 8, generator=chance)
 
-    assert len(Data(without_end).held) == 8
+    assert len(TrainingData(without_end).held) == 8
 
 
 def test_labels_count_as_well():
@@ -158,7 +158,9 @@ def test_labels_count_as_well():
         with torch.no_grad():
             losses[with_labels] = float(task(model.eval()(pairs[0][0]), pairs[0]))
     assert losses[True] < 0.95 * losses[False]
-    assert found.after == pytest.approx(sum(_task_loss(model, task, pair) for pair in Data(pairs).held) / 2, rel=1e-4)
+    assert found.after == pytest.approx(
+        sum(_task_loss(model, task, pair) for pair in TrainingData(pairs).held) / 2, rel=1e-4
+    )
 
 
 @torch.no_grad()
@@ -169,7 +171,7 @@ def _task_loss(model, task, pair):
 def test_a_loader_is_split_by_examples():
     numbers = torch.arange(100.0).unsqueeze(1)
     loader = DataLoader(TensorDataset(numbers), batch_size=5, shuffle=True)
-    data = Data(loader)
+    data = TrainingData(loader)
     held = {float(x) for (batch,) in data.held for x in batch}
     seen = {float(x) for _ in range(3) for (batch,) in data.once(0) for x in batch}
     assert len(held) == 10
@@ -179,7 +181,7 @@ def test_a_loader_is_split_by_examples():
 
 @pytest.mark.parametrize("make", [lambda: images(20), lambda: lambda: iter(images(20))], ids=["list", "function"])
 def test_what_is_held_back_is_never_learnt_from(make):
-    data = Data(make())
+    data = TrainingData(make())
     held = {float(batch.sum()) for batch in data.held}
     seen = [float(batch.sum()) for _ in range(2) for batch in data.once(3)]
     assert len(held) == 2
@@ -198,7 +200,7 @@ def test_a_run_that_was_killed_goes_on_and_ends_the_same(tmp_path, monkeypatch):
 
     class Killed(BaseException): ...
 
-    commit = rounds.Checkpoint.commit
+    commit = rounds.RecoveryCheckpoint.commit
 
     def killing(self, state):
         commit(self, state)
@@ -206,7 +208,7 @@ def test_a_run_that_was_killed_goes_on_and_ends_the_same(tmp_path, monkeypatch):
 
     half, before = copy.deepcopy(uncut), state(uncut)
     with monkeypatch.context() as patch:
-        patch.setattr(rounds.Checkpoint, "commit", killing)
+        patch.setattr(rounds.RecoveryCheckpoint, "commit", killing)
         with pytest.raises(Killed):
             sec.recover(half, teacher, images(), minutes=5, steps=250, checkpoint=tmp_path / "b.safetensors")
     assert same(before, state(half))  # the interrupt left it as it was
@@ -302,6 +304,6 @@ def test_a_language_model_by_its_logits():
     found = sec.recover(model, teacher, text, minutes=5, steps=60)
     assert found.after < 0.8 * found.before
     with torch.no_grad():
-        held = Data(text).held[0]["input_ids"]
+        held = TrainingData(text).held[0]["input_ids"]
         p, q = (m(held).logits.double().softmax(-1) for m in (teacher, model))
     assert found.after == pytest.approx(float((p * (p / q).log()).sum(-1).mean()), rel=1e-3)

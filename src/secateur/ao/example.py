@@ -8,11 +8,10 @@ import torch
 from torch import Tensor, nn
 
 from secateur.ao.errors import SparsifierValueError
-from secateur.ao.opened import Inputs
 from secateur.compat import tree_leaves, tree_map
 from secateur.planning.example_recipe import made, recipe
 from secateur.state.transaction import untouched
-from secateur.tracing.examples import arguments
+from secateur.tracing.examples import Inputs, arguments
 
 _SIDES = (32, 28, 64, 16, 96, 128, 224, 299, 8)
 _TRIES = 60

@@ -4,16 +4,16 @@ import torch
 from torch import Tensor, nn
 
 from secateur.ao.opened import is_output
-from secateur.ao.survey import Decision, Survey, places
+from secateur.ao.survey import Decision, RemovalSurvey, places
 from secateur.compat import TransposedConvolution
 from secateur.planning.plans import Plan
 from secateur.surgery.bias import ensure_bias
 
 
-class Folds:
+class BiasFolds:
     """What each reader's bias gains, computed from the full-size model."""
 
-    def __init__(self, survey: Survey, decision: Decision) -> None:
+    def __init__(self, survey: RemovalSurvey, decision: Decision) -> None:
         self._opened, self._modules = survey.opened, survey.modules
         self._gains: dict[str, Tensor] = {}
         self.dtypes: set[torch.dtype] = set()  # of the biases that change
@@ -37,7 +37,7 @@ class Folds:
             setattr(module, key, nn.Parameter(total, requires_grad=old.requires_grad))
 
 
-def _columns(survey: Survey, decision: Decision) -> dict[str, Tensor]:
+def _columns(survey: RemovalSurvey, decision: Decision) -> dict[str, Tensor]:
     """Which input columns of each reader are removed, those whose constant is dropped left out."""
     found: dict[str, Tensor] = {}
     for axis, gone in decision.removed.items():

@@ -13,7 +13,7 @@ from secateur.ao.errors import SparsifierNotImplementedError, SparsifierValueErr
 from secateur.ao.parametrization import mask_of
 from secateur.ao.sparsifier import BaseSparsifier
 
-Block = tuple[int, int]
+BlockShape = tuple[int, int]
 _NORMS: dict[int, Callable[[Tensor], Tensor]] = {1: torch.abs, 2: torch.square}
 
 
@@ -48,7 +48,7 @@ class WeightNormSparsifier(_MatrixSparsifier):
     def __init__(
         self,
         sparsity_level: float = 0.5,
-        sparse_block_shape: Block = (1, 4),
+        sparse_block_shape: BlockShape = (1, 4),
         zeros_per_block: int | None = None,
         norm: Callable[[Tensor], Tensor] | int | None = None,
     ) -> None:
@@ -80,7 +80,7 @@ class WeightNormSparsifier(_MatrixSparsifier):
         module: nn.Module,
         tensor_name: str,
         sparsity_level: float,
-        sparse_block_shape: Block,
+        sparse_block_shape: BlockShape,
         zeros_per_block: int,
         **kwargs: Any,
     ) -> None:
@@ -96,7 +96,7 @@ class WeightNormSparsifier(_MatrixSparsifier):
         mask.copy_(keep)
 
 
-def block_mask(score: Tensor, level: float, block: Block) -> Tensor:
+def block_mask(score: Tensor, level: float, block: BlockShape) -> Tensor:
     """
     >>> block_mask(torch.tensor([[1.0, 1.0, 5.0, 5.0]]), 0.5, (1, 2))
     tensor([[False, False,  True,  True]])
@@ -112,7 +112,7 @@ def block_mask(score: Tensor, level: float, block: Block) -> Tensor:
     return keep[: score.shape[0], : score.shape[1]]
 
 
-def entry_mask(score: Tensor, block: Block, zeros: int) -> Tensor:
+def entry_mask(score: Tensor, block: BlockShape, zeros: int) -> Tensor:
     """
     >>> entry_mask(torch.tensor([[1.0, 2.0, 6.0, 5.0]]), (1, 2), 1)
     tensor([[False,  True,  True, False]])

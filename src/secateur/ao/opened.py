@@ -13,10 +13,9 @@ from torch.nn.utils.rnn import PackedSequence
 
 from secateur.ao.errors import SparsifierValueError
 from secateur.compat import tree_map
-from secateur.tracing.examples import tensors_in
+from secateur.tracing.examples import Inputs, tensors_in
 from secateur.verify.run import outputs
 
-Inputs = tuple[tuple[Any, ...], dict[str, Any]]
 TensorChange = Callable[[str, Tensor], Tensor]
 
 _INNER = "model."

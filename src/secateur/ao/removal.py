@@ -10,17 +10,18 @@ from torch import Tensor, nn
 from secateur.ao.config import module_to_fqn
 from secateur.ao.errors import SparsifierRuntimeError, SparsifierValueError
 from secateur.ao.example import call_of, stop_recording
-from secateur.ao.fold import Folds
+from secateur.ao.fold import BiasFolds
 from secateur.ao.gates import align, masked_layers
-from secateur.ao.opened import Inputs, Opened, inner, is_output, outer, precise_run, run
+from secateur.ao.opened import Opened, inner, is_output, outer, precise_run, run
 from secateur.ao.parametrization import FakeStructuredSparsity, find_mask, module_contains_param, unmasked
 from secateur.ao.patterns import apply_patterns
-from secateur.ao.survey import Decision, Survey
+from secateur.ao.survey import Decision, RemovalSurvey
 from secateur.errors import VerifyError
 from secateur.pipeline.apply import Proof, proved, remember
 from secateur.planning.plans import Change, Plan, make_plan
 from secateur.state.transaction import Transaction, transaction
 from secateur.tracing import Graph, trace
+from secateur.tracing.examples import Inputs
 from secateur.verify.oracle import distance, expected
 
 if TYPE_CHECKING:
@@ -114,17 +115,17 @@ class _Operation:
         if strict and (removal.kept_masked or removal.inexact):
             raise SparsifierRuntimeError(_complaint(removal))
         if plan.axes:
-            self._cut(plan, Folds(survey, decision), exact=not decision.inexact)
+            self._cut(plan, BiasFolds(survey, decision), exact=not decision.inexact)
         return removal
 
-    def _decide(self) -> tuple[Survey, Decision, dict[str, str]]:
+    def _decide(self) -> tuple[RemovalSurvey, Decision, dict[str, str]]:
         """Join the gates of recurrent layers, as far as the units so made can then really go."""
         layers = masked_layers(self.opened, self.masks)
         while True:
             unmoved = Transaction(*(layer.module for layer in layers))
             moved = {layer: masks for layer in layers if (masks := align(layer, self.masks)) is not None}
             masks = {**self.masks, **{name: mask for made in moved.values() for name, mask in made.items()}}
-            survey = Survey(self.opened, self.graph, self.call, self.dtype)
+            survey = RemovalSurvey(self.opened, self.graph, self.call, self.dtype)
             decision = survey.decide(masks)
             left = survey.leftover(masks, decision)
             stuck = [layer for layer in moved if any(name in left for name in layer.matrices())]
@@ -148,7 +149,7 @@ class _Operation:
         }
         return Removal(removed, tuple((inner(name), why) for name, why in left.items()), tuple(inexact.items()))
 
-    def _cut(self, plan: Plan, folds: Folds, exact: bool) -> None:
+    def _cut(self, plan: Plan, folds: BiasFolds, exact: bool) -> None:
         def finish(_: object) -> None:
             folds.carry_out(plan)
             if exact:
@@ -158,7 +159,7 @@ class _Operation:
         proof = [] if exact else [Proof(self.call, expected(self.opened, plan, self.call))]
         proved(self.opened, plan, proof, finish)
 
-    def _compare(self, plan: Plan, folds: Folds) -> None:
+    def _compare(self, plan: Plan, folds: BiasFolds) -> None:
         """The pruned model must put out what the masked one did, as far as its outputs are still there."""
         tolerance = max((_TOLERANCE.get(dtype, 2e-2) for dtype in (self.dtype, *folds.dtypes)), default=0.0)
         after = self.opened.pieces(run(self.model, self.call, self.dtype))

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from secateur.ao.opened import Inputs, Opened, Span, flipped, inner, is_output, observe, varied
+from secateur.ao.opened import Opened, Span, flipped, inner, is_output, observe, varied
 from secateur.ao.parametrization import is_called
 from secateur.axes import Layout, free_atoms, keep_mask, positions, why_fixed
 from secateur.compat import TransposedConvolution
@@ -16,6 +16,7 @@ from secateur.planning.counts import settle
 from secateur.planning.zeros import dead_positions
 from secateur.state.held import named_tensors
 from secateur.tracing import Axis, Graph, Site
+from secateur.tracing.examples import Inputs
 from secateur.tracing.roles import Roles, roles
 
 _ConvNd = nn.Conv1d | nn.Conv2d | nn.Conv3d
@@ -44,7 +45,7 @@ class Decision:
     dropped: dict[Axis, Tensor] = field(default_factory=dict)  # removed without what they still carry
 
 
-class Survey:
+class RemovalSurvey:
     """A masked model, opened and traced, and everything that is found out about it by running it."""
 
     def __init__(self, opened: Opened, graph: Graph, call: Inputs, dtype: torch.dtype) -> None:

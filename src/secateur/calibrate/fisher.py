@@ -62,18 +62,28 @@ def fisher_weights(model: nn.Module, batches: Iterable[Any], seed: int = 0) -> d
     watch = _Backward(Parameters.of(model))
     wanted = [p for p in model.parameters() if p.is_floating_point()]
     frozen = [p for p in wanted if not p.requires_grad]
+    hooks = []
     try:
         with calibrating(model), torch.enable_grad():
             for parameter in frozen:
                 parameter.requires_grad_(True)
+            hooks = [parameter.register_hook(_let_go) for parameter in wanted]
             for batch in batches:
                 total = _projected(call(model, batch), vocabularies, generator)
                 with watch:  # the graph is retained: a model may cache a part of it for its next run
                     torch.autograd.grad(total, wanted, allow_unused=True, retain_graph=True)
+                del total  # and with it all activations
     finally:
+        for hook in hooks:
+            hook.remove()
         for parameter in frozen:
             parameter.requires_grad_(False)
     return {part: squares / watch.rows[part] for part, squares in watch.squares.items()}
+
+
+def _let_go(gradient: Tensor) -> Tensor:
+    """In the place of a parameter's gradient, which nobody reads: together they are as large as the model."""
+    return gradient.new_zeros(()).expand_as(gradient)
 
 
 def _projected(output: Any, vocabularies: set[int], generator: torch.Generator) -> Tensor:

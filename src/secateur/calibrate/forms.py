@@ -13,13 +13,13 @@ from secateur.compat import schema, storage_id
 
 VIEW, WRITE, MAKE = range(3)  # what an op does: look at memory, write into it, or make a result of its own
 
-Key = tuple[int, int]  # the number of the op that made some memory, and which of its results
+StorageKey = tuple[int, int]  # the number of the op that made some memory, and which of its results
 
 
-class Form(NamedTuple):
+class StoredView(NamedTuple):
     """What is needed to make a tensor once more over the same memory."""
 
-    key: Key
+    key: StorageKey
     offset: int
     shape: tuple[int, ...]
     stride: tuple[int, ...]
@@ -51,7 +51,7 @@ class Nowhere:
         self._storages: dict[torch.device, Tensor] = {}
         self._ids: dict[int, Tensor] = {}
 
-    def tensor(self, form: Form) -> Tensor:
+    def tensor(self, form: StoredView) -> Tensor:
         """A tensor of a form; what is in it means nothing."""
         size = form.size
         room = self._storages.get(form.device)
@@ -83,14 +83,14 @@ def tensors(value: Any) -> Iterator[Tensor]:
             yield from tensors(each)
 
 
-def to_forms(out: Any, form: Callable[[Tensor], Form]) -> Any:
+def to_forms(out: Any, form: Callable[[Tensor], StoredView]) -> Any:
     if isinstance(out, Tensor):
         return form(out)
     return type(out)(to_forms(each, form) for each in out) if isinstance(out, tuple | list) else out
 
 
-def from_forms(out: Any, tensor: Callable[[Form], Tensor]) -> Any:
-    if isinstance(out, Form):
+def from_forms(out: Any, tensor: Callable[[StoredView], Tensor]) -> Any:
+    if isinstance(out, StoredView):
         return tensor(out)
     return type(out)(from_forms(each, tensor) for each in out) if isinstance(out, tuple | list) else out
 

@@ -17,7 +17,7 @@ from secateur.tracing.examples import arguments
 
 _EXPERTS = "_experts_implementation"
 
-Run = Callable[[], Any]
+Compute = Callable[[], Any]
 
 
 class Watch(TorchDispatchMode):
@@ -39,8 +39,8 @@ class Watch(TorchDispatchMode):
     def __init__(
         self,
         model: nn.Module,
-        on_product: Callable[[ParameterProduct, Run], Any],
-        on_op: Callable[[Any, tuple[Any, ...], dict[str, Any], Run], Any] | None = None,
+        on_product: Callable[[ParameterProduct, Compute], Any],
+        on_op: Callable[[Any, tuple[Any, ...], dict[str, Any], Compute], Any] | None = None,
     ) -> None:
         super().__init__()
         self.parameters = Parameters.of(model)

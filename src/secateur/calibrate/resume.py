@@ -1,4 +1,7 @@
-"""One call of a model that takes a run up again: the ops before are given back, those after are computed."""
+"""One call of a model that takes a run up again: the ops before are given back, those after are computed.
+
+`stages` has the idea.
+"""
 
 from __future__ import annotations
 
@@ -14,9 +17,9 @@ from secateur.calibrate.forms import (
     VIEW,
     WRITE,
     Done,
-    Form,
-    Key,
     Read,
+    StorageKey,
+    StoredView,
     argument_of,
     from_forms,
     memory_of,
@@ -60,20 +63,20 @@ class NotKept(BaseException):
 
 
 @dataclass
-class Place:
+class BatchProgress:
     """How far a batch got."""
 
     quiet: int = 0  # ops that were seen, but must be computed again
     done: int = 0  # ops that need not be computed again
     log: list[Done] = field(default_factory=list)  # of at least these
-    devices: dict[Key, torch.device] = field(default_factory=dict)  # of the memory that was kept
+    devices: dict[StorageKey, torch.device] = field(default_factory=dict)  # of the memory that was kept
     chances: Tensor | None = None
 
 
 class Step:
     """An op of a run that is about to be computed."""
 
-    def __init__(self, run: Run, number: int, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def __init__(self, run: BatchRun, number: int, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         self.number, self.op, self.args, self.kwargs = number, op, args, kwargs
         self._run = run
 
@@ -105,15 +108,15 @@ class Step:
         raise _Stopped
 
 
-class Run(TorchDispatchMode):
+class BatchRun(TorchDispatchMode):
     """One call of the model on one batch."""
 
     def __init__(
         self,
         runs: Runs,
         number: int,
-        place: Place,
-        kept: dict[Key, torch.UntypedStorage],
+        place: BatchProgress,
+        kept: dict[StorageKey, torch.UntypedStorage],
         see: See | None,
         keep: Sequence[int],
         *,
@@ -128,14 +131,14 @@ class Run(TorchDispatchMode):
         self.products: list[Read] = []
         self.held: int | None = None  # where the next run is to begin
         self.log: list[Done] = place.log[: place.done]
-        self.last: dict[Key, float] | None = {} if record else None
+        self.last: dict[StorageKey, float] | None = {} if record else None
         self.made_by: dict[int, Tensor] = {}
         self._runs, self._number, self._see, self._keep = runs, number, see, frozenset(keep)
         self._start, self._chances = place.done, place.chances
         self._hold_at = hold  # of a run that starts anew
         self._kept = kept
-        self._storages: dict[int, tuple[Key, StorageWeakRef]] = {}
-        self._handed: dict[Key, StorageWeakRef] = {}
+        self._storages: dict[int, tuple[StorageKey, StorageWeakRef]] = {}
+        self._handed: dict[StorageKey, StorageWeakRef] = {}
         self._writes = 0
         self._fresh = False  # whether the op at hand has been computed
 
@@ -220,7 +223,7 @@ class Run(TorchDispatchMode):
             return given[0] if len(given) == 1 else tuple(given) if given else None
         return from_forms(done.out, self._tensor)
 
-    def _tensor(self, form: Form) -> Tensor:
+    def _tensor(self, form: StoredView) -> Tensor:
         storage = self._kept.pop(form.key, None)
         if storage is None:
             storage = strong_storage(self._handed.get(form.key))
@@ -274,16 +277,16 @@ class Run(TorchDispatchMode):
         count = iter(range(len(results)))
         return Done(func, MAKE, to_forms(out, lambda tensor: self._form(tensor, (number, next(count)))))
 
-    def _form(self, tensor: Tensor, key: Key) -> Form:
+    def _form(self, tensor: Tensor, key: StorageKey) -> StoredView:
         if tensor.layout is not torch.strided or type(tensor) is not Tensor:
             self.whole = False
-            return Form(key, 0, (), (), tensor.dtype, tensor.device, 0)
+            return StoredView(key, 0, (), (), tensor.dtype, tensor.device, 0)
         key = self._key(tensor) or key
         self._storages[storage_id(tensor)] = key, StorageWeakRef(tensor.untyped_storage())
         where = int(tensor.storage_offset()), tuple(tensor.shape), tuple(tensor.stride())
-        return Form(key, *where, tensor.dtype, tensor.device, tensor.untyped_storage().nbytes())
+        return StoredView(key, *where, tensor.dtype, tensor.device, tensor.untyped_storage().nbytes())
 
-    def _key(self, tensor: Tensor) -> Key | None:
+    def _key(self, tensor: Tensor) -> StorageKey | None:
         """Which op of this run made the memory of a tensor; None if none did."""
         key, alive = self._storages.get(memory_of(tensor), (None, None))
         return key if alive is not None and not alive.expired() else None

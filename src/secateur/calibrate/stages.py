@@ -22,20 +22,20 @@ from typing import Any
 import torch
 from torch import nn
 
-from secateur.calibrate.forms import Done, Key, Nowhere, Read
+from secateur.calibrate.forms import Done, Nowhere, Read, StorageKey
 from secateur.calibrate.products import Parameters
-from secateur.calibrate.resume import NotKept, Place, Run, See
+from secateur.calibrate.resume import BatchProgress, BatchRun, NotKept, See
 from secateur.calibrate.spill import Spill, as_bytes
 from secateur.state.patches import same_chances
 from secateur.state.transaction import Transaction, untouched
 
 
 @dataclass(frozen=True)
-class Record:
+class RunRecord:
     """One whole run: its ops, and after which of them each piece of memory is not read any more."""
 
     log: list[Done]
-    last: dict[Key, float]
+    last: dict[StorageKey, float]
     products: list[Read]
     whole: bool  # whether it wrote into nothing but what it made
 
@@ -54,7 +54,7 @@ class Record:
         """Whether the run began with the ops of a log."""
         return len(log) <= len(self.log) and all(a.op is b.op for a, b in zip(log, self.log, strict=False))
 
-    def read(self, log: Sequence[Done]) -> Callable[[Key], bool]:
+    def read(self, log: Sequence[Done]) -> Callable[[StorageKey], bool]:
         """Whether some memory is read after the ops of a log; all of it, for all that is known, if these are others."""
         if not self.begins(log):
             return lambda _: True
@@ -93,8 +93,8 @@ class Runs:
         self._before = Transaction(model)
         self.restarts = 0  # how often a run had to start anew
         self._spill = Spill(room)
-        self._places = [Place() for _ in range(len(batches))]
-        self._record: Record | None = None
+        self._places = [BatchProgress() for _ in range(len(batches))]
+        self._record: RunRecord | None = None
         self.chances = torch.get_rng_state()
         self.nowhere = Nowhere()
         self._stuck: set[int] = set()  # batches whose runs cannot be taken up
@@ -115,13 +115,13 @@ class Runs:
         """How many ops of a batch's run are done."""
         return self._places[number].done
 
-    def record(self, see: See | None = None) -> Record:
+    def record(self, see: See | None = None) -> RunRecord:
         """What a whole run of the first batch did; `see` sees it."""
         if self._record is None or see is not None:
-            run = Run(self, 0, Place(), {}, see, (), record=True)
+            run = BatchRun(self, 0, BatchProgress(), {}, see, (), record=True)
             run()
             assert run.last is not None
-            self._record = Record(run.log, run.last, run.products, run.whole)
+            self._record = RunRecord(run.log, run.last, run.products, run.whole)
         return self._record
 
     def run(self, number: int, see: See | None = None, keep: Sequence[int] = ()) -> Any:
@@ -132,13 +132,13 @@ class Runs:
         """
         self.record()
         place = self._places[number]
-        run = Run(self, number, place, self._restored(number), see, keep)
+        run = BatchRun(self, number, place, self._restored(number), see, keep)
         try:
             return run()
         except NotKept:
             self.restarts += 1
             self._stuck.add(number)
-            return Run(self, number, Place(quiet=run.seen), {}, see, keep, hold=run.held)()
+            return BatchRun(self, number, BatchProgress(quiet=run.seen), {}, see, keep, hold=run.held)()
 
     @contextmanager
     def unchanged(self) -> Iterator[None]:
@@ -156,10 +156,10 @@ class Runs:
 
     # what is kept of each batch -------------------------------------------------------------------------------
 
-    def keep(self, number: int, log: list[Done], storages: dict[Key, torch.UntypedStorage] | None) -> None:
+    def keep(self, number: int, log: list[Done], storages: dict[StorageKey, torch.UntypedStorage] | None) -> None:
         """Keep what a run needs that begins after the ops of a log; all of it is computed again without storages."""
         if storages is None:
-            self._places[number] = Place(quiet=len(log))
+            self._places[number] = BatchProgress(quiet=len(log))
             self._spill.drop(f"{number}")
             return
         read = (lambda _: True) if self._record is None or number in self._stuck else self._record.read(log)
@@ -170,9 +170,9 @@ class Runs:
         chances = torch.get_rng_state()
         kept = None if torch.equal(chances, self.chances) else chances
         shared = self._record.log if same and self._record is not None else log
-        self._places[number] = Place(0, len(log), shared, devices, kept)
+        self._places[number] = BatchProgress(0, len(log), shared, devices, kept)
 
-    def _restored(self, number: int) -> dict[Key, torch.UntypedStorage]:
+    def _restored(self, number: int) -> dict[StorageKey, torch.UntypedStorage]:
         """The memory that was kept."""
         devices, kept = self._places[number].devices, self._spill.get(f"{number}")
         return {(a, b): kept[f"{a} {b}"].to(where).untyped_storage() for (a, b), where in devices.items()}

@@ -30,7 +30,7 @@ class Norm:
 
 
 @dataclass(frozen=True)
-class Origin:
+class TensorOrigin:
     """Where a tensor came from: the op that made it and, if only scales and shifts lie between, a product."""
 
     made_at: int
@@ -94,7 +94,9 @@ class _Recorder:
         self.found.parts.add(product.part)
         out = run()
         channels_second = out.ndim == 2 or len(product.of.places) > 1
-        out.__dict__[_TAG] = Origin(self._ops, product.name, self._ops) if channels_second else Origin(self._ops)
+        out.__dict__[_TAG] = (
+            TensorOrigin(self._ops, product.name, self._ops) if channels_second else TensorOrigin(self._ops)
+        )
         return out
 
     def _on_op(self, op: Any, args: Any, run: Any) -> Any:
@@ -104,7 +106,7 @@ class _Recorder:
         out = run()
         first = out[0] if isinstance(out, tuple | list) and out else out
         if isinstance(first, Tensor) and first.dtype.is_floating_point:
-            first.__dict__[_TAG] = self._follow(op, args, origins) or Origin(self._ops)
+            first.__dict__[_TAG] = self._follow(op, args, origins) or TensorOrigin(self._ops)
             first.__dict__[_MADE_OF] = made_of
         return out
 
@@ -120,7 +122,7 @@ class _Recorder:
         name = self._name(tensor)
         return tensor.__dict__.get(_MADE_OF, frozenset()) if name is None else frozenset({name})
 
-    def _follow(self, op: Any, args: Any, origins: list[Origin | None]) -> Origin | None:
+    def _follow(self, op: Any, args: Any, origins: list[TensorOrigin | None]) -> TensorOrigin | None:
         if op in BATCH_NORMS:
             return self._norm(args, origins[0])
         if op in KEEP_ORDER and origins[0] is not None:
@@ -129,7 +131,7 @@ class _Recorder:
             return self._combine(op, args, origins)
         return None
 
-    def _norm(self, args: Any, origin: Origin | None) -> Origin | None:
+    def _norm(self, args: Any, origin: TensorOrigin | None) -> TensorOrigin | None:
         name = self._name
         mean = name(args[3])
         if mean is None:
@@ -145,7 +147,7 @@ class _Recorder:
         self.found.norms[origin.product] = norm
         return replace(origin, made_at=self._ops, norm=norm)
 
-    def _combine(self, op: Any, args: Any, origins: list[Origin | None]) -> Origin | None:
+    def _combine(self, op: Any, args: Any, origins: list[TensorOrigin | None]) -> TensorOrigin | None:
         for mine, other in ((0, 1), (1, 0)):
             own, there = origins[mine], origins[other]
             if own is None or own.product is None or not isinstance(args[other], Tensor):

@@ -18,6 +18,7 @@ from secateur.cli.packages import did_you_mean, function
 from secateur.cli.saved import check_name, fill
 from secateur.cli.screen import Screen
 from secateur.errors import TraceError
+from secateur.io.compressing import Checkpoint
 from secateur.tracing import Graph, trace
 
 _NAMED = "FILE.py:NAME"
@@ -107,6 +108,7 @@ class Traced:
     model: nn.Module
     graph: Graph
     example: Any
+    files: Checkpoint | None = None  # where its weights are, if they are too many for memory
 
 
 def checked_early(args: argparse.Namespace, folder: Folder | None = None) -> None:
@@ -139,6 +141,11 @@ def built(args: argparse.Namespace, screen: Screen, begin: Callable[[str], None]
 def traced(args: argparse.Namespace, screen: Screen, begin: Callable[[str], None], *, weights: bool) -> Traced:
     """Build the model, give it its weights and trace it."""
     source = built(args, screen, begin, weights=weights)
+    if source.files is not None:
+        if args.weights is not None or placing.wanted(args) != (None, None):
+            what = "its weights stay in their files; leave out --weights, --device and --dtype"
+            raise UsageError(f"{args.model} is too large for memory, so {what}")
+        screen.note(f"{models.name_of(args.model)} is too large for memory: its weights stay in their files")
     device, dtype = placing.put(args, source.model)
     if args.example:
         example = placing.placed(examples.parse(args.example, dtype or torch.float32), device, None)
@@ -149,7 +156,7 @@ def traced(args: argparse.Namespace, screen: Screen, begin: Callable[[str], None
         raise UsageError(f"{args.model}: what is its input? Give its shape, as in --example 1x3x224x224")
     begin("tracing")
     try:
-        return Traced(models.name_of(args.model), source.model, trace(source.model, example), example)
+        return Traced(models.name_of(args.model), source.model, trace(source.model, example), example, source.files)
     except TraceError as error:
         if args.example and "could not be run on the example" in str(error):
             raise UsageError(f"--example {' '.join(args.example)}: {error}") from error

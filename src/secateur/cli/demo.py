@@ -10,8 +10,9 @@ from secateur.cli.exits import Exit, UsageError
 from secateur.cli.folder import Folder
 from secateur.cli.packages import did_you_mean, optional
 from secateur.cli.screen import Screen, count, size, table
-from secateur.demo import DATA, DemoOutcome
+from secateur.demo import DATA, DemoOutcome, RoundTrip, round_trips
 from secateur.demo import run as run_demo
+from secateur.errors import MissingPackageError
 from secateur.importance import Magnitude
 from secateur.io import save
 
@@ -39,15 +40,35 @@ def run(args: argparse.Namespace, screen: Screen) -> Exit:
     folder = Folder(args.out or _FOLDER, names, args.force or args.out is None)
     folder.check()
     outcomes = run_demo(args.seed, args.data, quick=args.quick)
+    trips, note = _round_trips(args)
     with folder.filled() as new:
         for outcome in outcomes:
             _write(outcome, new, args)
     pages = [str(folder.path / f"{_key(outcome)}.html") for outcome in outcomes]
     networks = [{"name": o.name, "stages": [asdict(stage) for stage in o.stages]} for o in outcomes]
-    told = {"seed": args.seed, "data": args.data, "networks": networks}
+    told = {"seed": args.seed, "data": args.data, "networks": networks, "round_trips": [asdict(t) for t in trips]}
     screen.data({**told, "folder": str(folder.path), "reports": pages})
-    screen.show(_table(outcomes), "", "the reports:", *(f"  {page}" for page in pages))
+    screen.show(_table(outcomes), "", note, *map(_line, trips), "", "the reports:", *(f"  {page}" for page in pages))
     return Exit.DONE
+
+
+def _round_trips(args: argparse.Namespace) -> tuple[tuple[RoundTrip, ...], str]:
+    """A model of Transformers that is saved and opened again, and what to say before; none where that is missing."""
+    try:
+        optional("transformers", "a cut language model, saved and opened again,")
+    except MissingPackageError as error:
+        return (), str(error)
+    note = "a small Llama that counts, cut to 70% of its parameters, saved by save_pretrained:"
+    return round_trips(args.seed, quick=args.quick), note
+
+
+def _line(trip: RoundTrip) -> str:
+    (before, after), (params, left) = trip.accuracy, trip.params
+    said = "bit for bit the cut model" if trip.same else "NOT the cut model"
+    fields = ", ".join(f"{name} {value}" for name, value in trip.fields.items())
+    how = f"config.json says {fields}" if fields else "each layer has widths of its own"
+    figures = f"parameters {count(params)} → {count(left)}, next number right {before:.1%} → {after:.1%}"
+    return f"  opened by {trip.opened_with}: {said}; {figures}; {how}"
 
 
 def _key(outcome: DemoOutcome) -> str:

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from secateur.cli.exits import InputError, UsageError
 from secateur.cli.packages import called, did_you_mean, named, optional
 from secateur.cli.screen import size
+from secateur.io.compressing import Checkpoint
 
 FORMS = "timm:NAME, torchvision:NAME, transformers:TYPE, FOLDER or config.json, or path/to/file.py:CALLABLE"
 HELP = f"where the model comes from: {FORMS}; the callable returns a model, or a model and an example"
@@ -37,6 +38,7 @@ class BuiltModel:
     model: nn.Module
     example: Any = None
     trained: bool = False  # its weights are not random
+    files: Checkpoint | None = None  # where these are, if they are too many for memory
 
 
 def build(spec: str, wanted: Wanted) -> BuiltModel:
@@ -130,6 +132,9 @@ def _transformers(name: str, wanted: Wanted) -> BuiltModel:
     transformers.logging.disable_progress_bar()
     path = Path(name)
     if wanted.pretrained or _holds_weights(path):
+        if path.is_dir() and _too_large(path):
+            files = Checkpoint.of(path)
+            return BuiltModel(files.model, _example(files.model), trained=True, files=files)
         config = transformers.AutoConfig.from_pretrained(name, trust_remote_code=False)
         options = {"use_safetensors": True, "dtype": "auto"}  # the weights' own
         model = _class(transformers, config).from_pretrained(name, config=config, **options)
@@ -188,12 +193,26 @@ def _class(transformers: Any, config: Any) -> Any:
 
 def _check_memory(outline: nn.Module, name: str) -> None:
     needed = sum(p.numel() * p.element_size() for p in outline.parameters())
-    free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    free = free_memory()
     if needed > free:
         raise InputError(
             f"transformers:{name} has {size(needed)} of weights, and {size(free)} of memory are free; "
             "give a folder or a config.json of a smaller one"
         )
+
+
+def _too_large(folder: Path) -> bool:
+    """Whether a checkpoint and what is made of it would not be in memory together."""
+    return 2 * sum(file.stat().st_size for file in folder.glob("*.safetensors")) > free_memory()
+
+
+def free_memory() -> int:
+    """Bytes that programs can still have, as the system estimates."""
+    told = Path("/proc/meminfo")
+    for line in told.read_text().splitlines() if told.is_file() else ():
+        if line.startswith("MemAvailable:"):
+            return int(line.split()[1]) * 1024
+    return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
 def _example(model: Any) -> dict[str, Tensor] | None:

@@ -13,7 +13,7 @@ from secateur import onnx
 from secateur.axes import Atom, Layout, Polynomial
 from secateur.cli import pretrained, report
 from secateur.cli.arguments import Traced, add_choice, add_model, batches, checked_early, options, traced
-from secateur.cli.exits import Exit, UsageError
+from secateur.cli.exits import Exit, UsageError, WriteError
 from secateur.cli.folder import Folder
 from secateur.cli.models import name_of
 from secateur.cli.packages import optional
@@ -23,9 +23,10 @@ from secateur.cli.text import is_text, perplexity
 from secateur.compensate import LeastSquares
 from secateur.errors import PlanError
 from secateur.io import save
+from secateur.io.compressing import Checkpoint
 from secateur.pipeline.apply import apply
 from secateur.planning import Macs, Params, Plan, Ratio, plan
-from secateur.planning.problem import Problem
+from secateur.planning.problem import PruningProblem
 from secateur.planning.reasons import blocked
 from secateur.planning.targets import Bytes, Target
 from secateur.timing import Latency
@@ -72,6 +73,8 @@ def run(args: argparse.Namespace, screen: Screen) -> Exit:
         found = traced(args, screen, steps.begin, weights=True)
         if args.dynamic and not found.graph.others:
             raise UsageError(f"--dynamic: {found.name} takes no other sizes of its inputs (secateur inspect says why)")
+        if found.files is not None:
+            _check_large(args, folder)
         steps.begin("planning")
         with steps.aside():
             decided = _planned(found, kind, target, keywords, args.loadable)
@@ -79,12 +82,18 @@ def run(args: argparse.Namespace, screen: Screen) -> Exit:
             story = report.story(found.graph, decided, model=found.name, importance=keywords["importance"])
         steps.begin("cutting and verifying")
         reads = [] if not is_text(args.data) else [perplexity(args.data, args.model, found.model)]
-        with steps.aside():
-            small = apply(found.model, decided, compensate=compensation)
-        reads += [] if not reads else [perplexity(args.data, args.model, small)]
+        if found.files is None:
+            with steps.aside():
+                small = apply(found.model, decided, compensate=compensation)
         with folder.filled(need=decided.bytes.after) as new:
+            if found.files is not None:
+                with steps.aside():
+                    small = _cut_in_files(found.files, decided, compensation, new)
+            reads += [] if not reads else [perplexity(args.data, args.model, small)]
             steps.begin("saving")
-            if args.loadable:
+            if found.files is not None:
+                pass  # they are there
+            elif args.loadable:
                 pretrained.write(small, Path(args.model.partition(":")[2]), new / MODEL)
             else:
                 save(small, new / MODEL)
@@ -101,6 +110,27 @@ def run(args: argparse.Namespace, screen: Screen) -> Exit:
     if reads:
         screen.note(f"perplexity on text that was not fitted: {reads[0]:.2f} → {reads[1]:.2f}")
     return Exit.DONE
+
+
+def _check_large(args: argparse.Namespace, folder: Folder) -> None:
+    """Refuse what does not go with a model that is too large for memory."""
+    if args.onnx:
+        raise UsageError(
+            f"--onnx: {args.model} is too large for memory; export what comes out, if that is small enough"
+        )
+    if folder.path.is_dir() and any(folder.path.iterdir()):
+        raise WriteError(
+            f"{folder.path} has files already; write a checkpoint of several files to a new folder (--out)"
+        )
+
+
+def _cut_in_files(files: Checkpoint, decided: Plan, compensation: LeastSquares | None, new: Path) -> Any:
+    """The cut model, whose weights are in files of a folder."""
+    small, _ = files.cut(decided, new / "cut", compensation)
+    for file in (new / "cut").iterdir():
+        file.rename(new / file.name)
+    (new / "cut").rmdir()
+    return small
 
 
 def _target(args: argparse.Namespace) -> tuple[str, Target]:
@@ -158,7 +188,7 @@ def _show(
 def check_options(graph: Graph, keywords: Mapping[str, Any]) -> None:
     """Refuse options that do not fit the model, such as names of layers that it does not have."""
     try:
-        Problem(graph, **keywords)
+        PruningProblem(graph, **keywords)
     except PlanError as error:
         raise UsageError(str(error)) from error
 
@@ -177,7 +207,7 @@ def explained(graph: Graph, kind: str, options: Mapping[str, Any]) -> Iterator[N
 
 def what_blocks(graph: Graph, kind: str, options: Mapping[str, Any]) -> str:
     """The layers that most of the lowest cost is in, each with a reason; one sentence."""
-    problem = Problem(graph, **options)
+    problem = PruningProblem(graph, **options)
     counts = {axis.atom: n for axis, n in problem.counts(lambda _: 1.0).items()}
     left = {module: cost(counts) for module, cost in _by_module(graph, kind).items()}
     whole = sum(left.values()) or 1

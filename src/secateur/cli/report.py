@@ -6,7 +6,7 @@ from typing import Any
 
 from secateur.cli.packages import optional
 from secateur.importance import Importance
-from secateur.pipeline.sweep import Sweep
+from secateur.pipeline.sweep import SweepResult
 from secateur.planning import Plan
 from secateur.tracing import Graph
 
@@ -25,19 +25,18 @@ def story(
     *,
     importance: Importance | None = None,
     figures: Iterable[tuple[str, tuple[float, ...], str]] = (),
-    sweep: Sweep | None = None,
+    sweep: SweepResult | None = None,
     **more: Any,
 ) -> Any:
     """The story of a model; its scores are asked for here, so before the model is cut."""
-    from secateur.report import Figure, Story, scores_of
-    from secateur.report import Sweep as Shown
+    from secateur.report import Figure, Story, Sweep, scores_of
 
     if importance is not None:
         more["scores"] = scores_of(graph, importance)
     if sweep is not None:
         curve = ((1.0, sweep.whole), *((point.macs, point.metric) for point in sweep.curve))
         alone = tuple((item.axis, item.point.metric) for item in sweep.axes if item.point is not None)
-        more["sweep"] = Shown(sweep.metric, curve, alone, sweep.whole)
+        more["sweep"] = Sweep(sweep.metric, curve, alone, sweep.whole)
     return Story.of(graph, plan, figures=[Figure(*figure) for figure in figures], **more)
 
 

@@ -8,18 +8,21 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from secateur.cli import pretrained
+from secateur.cli import pretrained, text
 from secateur.cli.arguments import add_model, batches, built, checked_early
 from secateur.cli.exits import Exit, UsageError
 from secateur.cli.folder import Folder
 from secateur.cli.models import name_of
+from secateur.cli.packages import optional
 from secateur.cli.screen import Screen, size
 from secateur.errors import PlanError
 from secateur.importance import Magnitude, Wanda
+from secateur.report.zeros import write_zeros
 from secateur.sparse import ADMM, NM, RIA, Block, Pattern, SparseGPT, Unstructured, sparsify
 
 HELP = "set weights to zero in one shot, by a pattern, from a little data"
-MODEL, REPORT = "model.safetensors", "sparsity.json"
+MODEL, REPORT, PICTURE = "model.safetensors", "sparsity.json", "zeros.png"
+_ONE_OF = 8  # batches, if there are that many, is held back and judges
 METHODS: dict[str, Callable[[], Any]] = {
     "admm": ADMM,
     "sparsegpt": SparseGPT,
@@ -27,7 +30,7 @@ METHODS: dict[str, Callable[[], Any]] = {
     "ria": RIA,
     "magnitude": Magnitude,
 }
-NAMES = (MODEL, REPORT, *pretrained.NAMES)
+NAMES = (MODEL, REPORT, PICTURE, *pretrained.NAMES)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -42,13 +45,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--block", metavar="HxW[:FRACTION]", help="zeros in blocks of H outputs by W inputs, as in 4x1:0.5"
     )
     parser.add_argument("--method", default="admm", choices=METHODS, help="how zeros are chosen (default admm)")
-    parser.add_argument("--data", metavar="FILE.py:NAME", required=True, help="a function that returns batches")
+    parser.add_argument(
+        "--data",
+        metavar="FILE.py:NAME|TEXT",
+        required=True,
+        help="a function that returns batches, or for transformers:FOLDER a .txt file; an eighth is held back",
+    )
     parser.add_argument("--protect", action="append", default=[], metavar="GLOB", help="weights that stay dense")
     parser.add_argument(
         "--include", action="append", default=[], metavar="GLOB", help="a head or embedding that does not"
     )
     parser.add_argument("--out", type=Path, metavar="DIR", help="where the results go (default: the model's name)")
     parser.add_argument("--force", action="store_true", help="replace results that are there already")
+    parser.add_argument("--picture", action="store_true", help=f"draw where the zeros are, as {PICTURE}")
     parser.set_defaults(report=False)
 
 
@@ -57,23 +66,39 @@ def run(args: argparse.Namespace, screen: Screen) -> Exit:
     chosen = pattern(args)
     folder = Folder(args.out or Path(f"{name_of(args.model)}-sparse"), NAMES, args.force)
     checked_early(args, folder)
-    data = batches(args, "sparsify")
+    if args.picture:
+        optional("matplotlib", "--picture")
+    data, judges = _held_back(args)
     with screen.steps(3) as steps:
         model = built(args, screen, steps.begin, weights=True).model
         steps.begin("sparsifying")
+        reads = [text.perplexity(args.data, args.model, model)] if text.is_text(args.data) else []
         with steps.aside():
-            report = sparsify(
-                model, data, chosen, method=METHODS[args.method](), protect=args.protect, include=args.include
-            )
+            names = {"protect": args.protect, "include": args.include}
+            report = sparsify(model, data, chosen, method=METHODS[args.method](), held_back=judges, **names)
+        reads += [text.perplexity(args.data, args.model, model)] if reads else []
         steps.begin("saving")
         with folder.filled(need=sum(p.numel() * p.element_size() for p in model.parameters())) as new:
             pretrained.write(model, Path(args.model.partition(":")[2]), new / MODEL)
-            told = {**asdict(report), "sparsity": report.sparsity}
+            told = {**asdict(report), "sparsity": report.sparsity, "perplexity": reads or None}
             (new / REPORT).write_text(json.dumps(told, indent=1) + "\n", encoding="utf-8")
+            if args.picture:
+                write_zeros(model, new / PICTURE)
             files = {file.name: file.stat().st_size for file in sorted(new.iterdir())}
     screen.data({**told, "folder": str(folder.path), "files": files})
     screen.show(str(report), "", *(f"{folder.path / name}  {size(number)}" for name, number in files.items()))
+    if reads:
+        screen.note(f"perplexity on text that was not fitted: {reads[0]:.2f} → {reads[1]:.2f}")
     return Exit.DONE
+
+
+def _held_back(args: argparse.Namespace) -> tuple[Any, Any]:
+    """The batches to solve with, and those to judge by; None where there are too few to hold any back."""
+    if text.is_text(args.data):
+        return text.fitted(args.data, args.model), text.held_back(args.data, args.model)
+    found = list(batches(args, "sparsify"))
+    count = len(found) // _ONE_OF
+    return (found[:-count], found[-count:]) if count else (found, None)
 
 
 def pattern(args: argparse.Namespace) -> Pattern:

@@ -16,7 +16,7 @@ from secateur.cli.folder import Folder
 from secateur.cli.packages import function
 from secateur.cli.prune import TARGETS, check_options, explained, target_of
 from secateur.cli.screen import Screen, table
-from secateur.pipeline.sweep import RATIOS, Metric, OutputError, Sweep, sweep
+from secateur.pipeline.sweep import RATIOS, Metric, OutputError, SweepResult, sweep
 from secateur.planning import Ratio
 from secateur.planning.targets import Target
 
@@ -107,7 +107,7 @@ def _metric(args: argparse.Namespace, model: nn.Module) -> Metric | None:
     return None
 
 
-def _show(screen: Screen, made: Sweep, folder: Folder | None) -> None:
+def _show(screen: Screen, made: SweepResult, folder: Folder | None) -> None:
     ratios = all(point.ratio is not None for point in made.curve)
     columns = ["ratio" if ratios else "target", "MACs left", "parameters left", made.metric]
     rows = [("0" if ratios else "", "100.0%", "100.0%", f"{made.whole:.4g}")]
@@ -124,7 +124,7 @@ def _show(screen: Screen, made: Sweep, folder: Folder | None) -> None:
         screen.show("", f"{folder.path / SWEEP}")
 
 
-def _axes_table(made: Sweep) -> Any:
+def _axes_table(made: SweepResult) -> Any:
     """Every axis that can be cut by itself, the one that matters most first."""
     moved = [(item, item.point) for item in made.axes if item.point is not None]
     moved.sort(key=lambda pair: -abs(pair[1].metric - made.whole))

@@ -37,14 +37,19 @@ def fitted(data: str, model: str) -> Sequence[Window]:
     return found[: len(found) - len(found) // _LEAST]
 
 
+def held_back(data: str, model: str) -> Sequence[Window]:
+    """The other windows of a text, which judge."""
+    found = _windows(data, model)
+    return found[len(found) - len(found) // _LEAST :][:_READ]
+
+
 def perplexity(data: str, spec: str, model: nn.Module) -> float:
     """How well a model foretells the next token, on the part of a text that it is not fitted to."""
-    found = _windows(data, spec)
     losses = []
     with untouched(model), torch.no_grad():
         for module in model.modules():
             module.__dict__["training"] = False
-        for window in progress(found[len(found) - len(found) // _LEAST :][:_READ], "perplexity"):
+        for window in progress(held_back(data, spec), "perplexity"):
             output = model(**window)
             logits = getattr(output, "logits", None)
             if not isinstance(logits, Tensor) or logits.ndim != 3:

@@ -25,7 +25,7 @@ from secateur.compensate.pairs import Both, Pairs
 from secateur.compensate.recipes import Compensation, LayerFit
 from secateur.planning.plans import Plan
 
-Kept = Mapping[str, Mapping[int, Tensor]]
+KeptTensors = Mapping[str, Mapping[int, Tensor]]
 
 _NOTHING = 1e-6  # an error, as a share of a layer's variance, that is rounding
 _ROWS = 4  # times as many as ranking needs
@@ -226,7 +226,7 @@ def _regrouped(out: Tensor, pick: Tensor, groups: int, outputs: int) -> Tensor:
 def repeated(
     whole: nn.Module,
     tensors: Mapping[str, Tensor],
-    kept: Kept,
+    kept: KeptTensors,
     batches: Sequence[Any],
     held: frozenset[int],
     names: Counter[str],
@@ -260,7 +260,7 @@ def repeated(
 class Slot:
     """Where a product of the full-size model has its weight and its bias in the tensors of the cut one."""
 
-    def __init__(self, product: ParameterProduct, tensors: Mapping[str, Tensor], kept: Kept) -> None:
+    def __init__(self, product: ParameterProduct, tensors: Mapping[str, Tensor], kept: KeptTensors) -> None:
         self.name, self.part, self.bias = product.name, product.part, product.bias
         self._weight = tensors[product.name]
         mine = kept.get(product.name, {})

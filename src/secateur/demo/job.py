@@ -19,7 +19,7 @@ from secateur.demo.nets import ResidualNet, RowLSTM
 from secateur.importance import Reconstruction
 from secateur.io import save
 from secateur.pipeline.apply import apply
-from secateur.pipeline.sweep import Sweep, sweep
+from secateur.pipeline.sweep import SweepResult, sweep
 from secateur.planning import Macs, Plan, plan
 from secateur.progress import progress
 from secateur.tracing import Graph, macs, trace
@@ -65,7 +65,7 @@ class DemoOutcome:
     stages: tuple[Stage, ...]
     plan: Plan = field(repr=False)
     graph: Graph = field(repr=False)  # of the network before the cut
-    sweep: Sweep = field(repr=False)
+    sweep: SweepResult = field(repr=False)
     model: nn.Module = field(repr=False)
 
 
@@ -84,7 +84,7 @@ def run(seed: int = 0, data: str = "digits", *, quick: bool = False) -> tuple[De
     if quick:
         (x, y), (u, v) = pictures.train, pictures.test
         pictures = Pictures((x[:256], y[:256]), (u[:128], v[:128]))
-    with _deterministic(seed):
+    with deterministic(seed):
         nets = {"residual net": ResidualNet(), "LSTM": RowLSTM(pictures.size)}
         return tuple(_outcome(name, net, pictures, effort, seed) for name, net in nets.items())
 
@@ -97,7 +97,7 @@ def trained(seed: int = 0, epochs: int = 4) -> tuple[nn.Module, Pictures]:
     True
     """
     pictures = digits(seed)
-    with _deterministic(seed):
+    with deterministic(seed):
         net = ResidualNet()
         train(net, pictures.train, epochs, _RATE, seed, "training on digits")
     return net, pictures
@@ -175,7 +175,7 @@ def _latencies(models: Sequence[nn.Module], batch: Tensor, turns: int) -> list[f
 
 
 @contextlib.contextmanager
-def _deterministic(seed: int) -> Iterator[None]:
+def deterministic(seed: int) -> Iterator[None]:
     """One thread, and a seed that leaves the caller's random state alone."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)

@@ -7,19 +7,21 @@ import os
 import secrets
 import shutil
 from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 from secateur.errors import FileError, PlanError
 from secateur.io.atomic import sync
 from secateur.io.file import about
+from secateur.io.mapped import CONFIG, outline_of
 from secateur.io.pieces import Left, Piece, check_whole, left, piece
 from secateur.io.shards import Form, Shards, nbytes, read_json, write_shard
 from secateur.io.tensors import State
+from secateur.pipeline.save_pretrained import PLAN, marked
 from secateur.planning.json import shown
 from secateur.planning.plans import Plan
 from secateur.progress import progress
@@ -27,8 +29,6 @@ from secateur.state.held import named_tensors
 from secateur.surgery.cut import select
 from secateur.tracing import unwrap
 
-PLAN = "secateur.json"  # the plan, where the configuration alone does not say what was cut
-_CONFIG = "config.json"
 _WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".ckpt", ".h5", ".msgpack", ".gguf", ".onnx", ".onnx_data")
 _INDICES = tuple(f"{ending}.index.json" for ending in _WEIGHTS)
 
@@ -59,25 +59,37 @@ def cut_checkpoint(
     """
     if not isinstance(plan, Plan):
         raise PlanError(f"cut_checkpoint takes a Plan, not {type(plan).__name__}; make one with secateur.plan")
-    target = Path(out)
     with about(folder) as source:
-        shards = Shards.of(source)
-        _check_kind(shards)
-        job = _Job.of(shards, plan, _built(source) if model is None else unwrap(model))
-        config = _config(source, plan)
-    with about(out):
-        _check_target(source, target)
+        shards = shards_of(source)
+        outline = outline_of(source) if model is None else unwrap(model)
+    with writing(shards, plan, outline, out):
+        return Path(out)
+
+
+@contextmanager
+def writing(shards: Shards, plan: Plan, model: nn.Module | None, out: str | os.PathLike[str]) -> Iterator[Path]:
+    """The cut checkpoint in a folder that will be at `out` when the block has ended well, and is gone if not."""
+    with about(shards.folder):
+        job = _Job.of(shards, plan, model)
+        config = _config(shards.folder, plan)
+    with about(out) as target:
+        check_target(shards.folder, target)
         new = target.absolute().with_name(f".secateur-{secrets.token_hex(8)}.tmp")
         _check_room(new.parent, job)
-        try:
+    try:
+        with about(out):
             new.mkdir()
             _fill(new, job, config)
+        yield new
+        with about(out):
+            for path in (*new.iterdir(), new):
+                sync(path, os.O_RDONLY)
             os.replace(new, target.absolute())
-        except BaseException:
-            shutil.rmtree(new, ignore_errors=True)
-            raise
+    except BaseException:
+        shutil.rmtree(new, ignore_errors=True)
+        raise
+    with about(out):
         sync(new.parent, os.O_RDONLY)
-    return target
 
 
 @dataclass(frozen=True)
@@ -151,48 +163,35 @@ def _check_known(pieces: Mapping[str, Piece], plan: Plan, state: State | None, u
             )
 
 
-def _check_kind(shards: Shards) -> None:
+def shards_of(folder: Path) -> Shards:
+    """The files of a checkpoint; refused where they hold something else than a model's own numbers."""
+    shards = Shards.of(folder)
     for metadata in shards.metadata.values():
         if metadata and "secateur" in metadata:
             raise FileError("it was written by secateur.save; load it with secateur.load, cut the model and save that")
-    config = shards.folder / _CONFIG
+    config = shards.folder / CONFIG
     if config.is_file() and read_json(config).get("quantization_config"):
         raise FileError("its weights are quantized, and their scales would no longer fit; cut the model before that")
-
-
-def _built(folder: Path) -> nn.Module | None:
-    """The model that config.json tells of, on the meta device, if Transformers has its class."""
-    if not (folder / _CONFIG).is_file():
-        return None
-    names = read_json(folder / _CONFIG).get("architectures")
-    if not isinstance(names, list) or not names or not isinstance(names[0], str):
-        return None
-    try:
-        import transformers
-    except ImportError:
-        return None
-    kind = getattr(transformers, names[0], None)
-    if not (isinstance(kind, type) and issubclass(kind, transformers.PreTrainedModel)):
-        return None
-    try:
-        config = transformers.AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
-        with torch.device("meta"):
-            return kind(config)
-    except Exception as error:  # the class's own code, with numbers from a file
-        raise FileError(f"{names[0]} could not be built from {_CONFIG}: {error}"[:500]) from error
+    return shards
 
 
 def _config(folder: Path, plan: Plan) -> dict[str, str]:
     """{file: its text} for what says how large the model is now."""
     fields = getattr(plan, "fields", None)
-    if fields and (folder / _CONFIG).is_file():
-        return {_CONFIG: json.dumps({**read_json(folder / _CONFIG), **fields}, indent=2) + "\n"}
+    if fields and (folder / CONFIG).is_file():
+        return {CONFIG: json.dumps({**read_json(folder / CONFIG), **fields}, indent=2) + "\n"}
     before = folder / PLAN
     whole = plan if not before.is_file() else Plan.from_json(before.read_text("utf-8")).then(plan)
-    return {PLAN: whole.to_json()}
+    told = {PLAN: whole.to_json()}
+    if (folder / CONFIG).is_file():
+        config = read_json(folder / CONFIG)
+        library = "diffusers" if "_class_name" in config else "transformers"
+        told[CONFIG] = json.dumps(marked(config, library), indent=2) + "\n"
+    return told
 
 
-def _check_target(folder: Path, target: Path) -> None:
+def check_target(folder: Path, target: Path) -> None:
+    """Refuse a place where a new folder cannot be, or must not."""
     if not target.absolute().parent.is_dir():
         raise FileError(f"there is no folder {target.absolute().parent}; make it first")
     if os.path.lexists(target) and (target.is_symlink() or not target.is_dir() or any(target.iterdir())):
@@ -231,9 +230,6 @@ def _copy_others(folder: Path, new: Path, written: Collection[str]) -> None:
         others = file.is_file() and not file.name.endswith((*_WEIGHTS, *_INDICES)) and not file.name.startswith(".")
         if others and file.name not in written:
             shutil.copyfile(file, new / file.name)
-    for file in new.iterdir():
-        sync(file, os.O_RDONLY)
-    sync(new, os.O_RDONLY)
 
 
-__all__ = ["PLAN", "cut_checkpoint"]
+__all__ = ["check_target", "cut_checkpoint", "shards_of", "writing"]

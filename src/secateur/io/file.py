@@ -6,6 +6,10 @@
     plan     that leads here from the full size, or null
     tied     {stored name: [its other names]}
     biases   [names of layers that were given a bias which the class does not give them]; may be absent
+    origin   how the full-size model is built, or null; may be absent
+    unbuilt  why that is not said; may be absent
+    tables   [names of tensors that no state dict has, where building would make others]; may be absent
+    training whether it was in training mode; may be absent
 
 One entry only, because the format does not fix the order of several: the same model makes the same bytes. Tensors that
 are mostly zeros are packed (`packed`).
@@ -18,7 +22,7 @@ import json
 import os
 import stat
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -32,8 +36,9 @@ from torch import Tensor, nn
 from secateur.distributed import plain_kind
 from secateur.errors import FileError, SecateurError
 from secateur.io.packed import Unpacking
-from secateur.planning.json import from_data, parse, shown, to_data
+from secateur.planning.json import from_data, origin_data, origin_from, parse, shown, to_data
 from secateur.planning.plans import Plan
+from secateur.tracing.origins import Origin
 
 VERSION = 1
 _ENTRY = "secateur"
@@ -48,15 +53,23 @@ class Header:
     plan: Plan | None
     tied: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     biases: tuple[str, ...] = ()
+    origin: Origin | None = None
+    unbuilt: str = ""
+    tables: tuple[str, ...] = ()
+    training: bool = False
 
     def metadata(self) -> dict[str, str]:
         data = {
             "version": VERSION,
             "library": library_version(),
             "class": self.class_name,
-            "plan": None if self.plan is None else to_data(self.plan),
+            "plan": None if self.plan is None else to_data(replace(self.plan, origin=None)),
             "tied": {name: list(others) for name, others in self.tied.items()},
             "biases": list(self.biases),
+            "origin": None if self.origin is None else origin_data(self.origin),
+            "unbuilt": self.unbuilt,
+            "tables": list(self.tables),
+            "training": self.training,
         }
         return {_ENTRY: json.dumps(data, separators=(",", ":"), sort_keys=True)}
 
@@ -78,7 +91,14 @@ class Header:
         plan = None if data["plan"] is None else from_data(data["plan"])
         ties = data["tied"].items() if isinstance(data["tied"], dict) else [("", None)]
         tied = {name: _names(others, "tied tensors") for name, others in ties}
-        return Header(data["class"], plan, tied, _names(data.get("biases", []), "added biases"))
+        origin = None if data.get("origin") is None else origin_from(data["origin"])
+        why, training = data.get("unbuilt", ""), data.get("training", False)
+        if type(why) is not str or type(training) is not bool:
+            raise FileError(f"its metadata is not that of a model; {_REMEDY}")
+        plan = None if plan is None else replace(plan, origin=origin)
+        biases = _names(data.get("biases", []), "added biases")
+        tables = _names(data.get("tables", []), "tables")
+        return Header(data["class"], plan, tied, biases, origin, why[:500], tables, training)
 
     def source(self, stored: set[str]) -> dict[str, str]:
         """{each name, tied ones too: the stored name that holds its tensor}."""

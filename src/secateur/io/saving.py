@@ -9,13 +9,14 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from secateur.compat import is_lazy
-from secateur.distributed import is_sharded, meet, together, whole
+from secateur.distributed import bare, is_sharded, meet, together, whole
 from secateur.errors import FileError
 from secateur.io.atomic import replacing
 from secateur.io.file import Header, about, check_order, class_name, storable, write
 from secateur.io.packed import packed
 from secateur.io.tensors import State
 from secateur.pipeline.apply import plan_of
+from secateur.pipeline.rebuild import origin_in
 from secateur.surgery.bias import added_biases, with_added
 from secateur.tracing import unwrap
 
@@ -56,8 +57,12 @@ def _save(model: nn.Module, target: Path, overwrite: bool, writes: bool) -> None
     plan = plan_of(model)
     if plan is not None:
         plan = dataclasses.replace(with_added(plan, model), example=None)  # loading runs nothing
-    header = Header(class_name(model), plan, {g[0]: g[1:] for g in groups if len(g) > 1}, added_biases(model))
-    tensors = _separate(stored, keep=writes)
+    with bare(model):
+        found = origin_in(model, plan)
+    tied = {group[0]: group[1:] for group in groups if len(group) > 1}
+    biases = added_biases(model)
+    header = Header(class_name(model), plan, tied, biases, found.origin, found.why, tuple(found.tables), model.training)
+    tensors = _separate({**stored, **found.tables}, keep=writes)
     if writes:
         with replacing(target, overwrite=overwrite) as new:
             write(new, packed(tensors), header)

@@ -77,6 +77,14 @@ def contents(path: Path) -> tuple[dict[str, Form], dict[str, str] | None]:
         return forms, opened.metadata()
 
 
+def starts(path: Path) -> dict[str, int]:
+    """Where in a safetensors file, which was opened before and is in order, each tensor begins."""
+    with path.open("rb") as file:
+        size = int.from_bytes(file.read(8), "little")
+        header = json.loads(file.read(size))
+    return {name: 8 + size + told["data_offsets"][0] for name, told in header.items() if name != "__metadata__"}
+
+
 def _weight_map(path: Path) -> dict[str, str]:
     """{tensor: file} of an index, whose files are in the same folder."""
     data = read_json(path)
@@ -107,18 +115,18 @@ def write_shard(
 ) -> None:
     """Write a safetensors file tensor by tensor, in any order, of which one is held at a time; read back its header."""
     header: dict[str, Any] = {} if metadata is None else {"__metadata__": dict(metadata)}
-    starts, end = {}, 0
+    begins, end = {}, 0
     for name in sorted(forms, key=lambda name: (-_itemsize(forms[name].dtype), name)):  # so that each lies aligned
-        starts[name], end = end, end + nbytes(forms[name])
+        begins[name], end = end, end + nbytes(forms[name])
         dtype, shape = forms[name]
-        header[name] = {"dtype": dtype, "shape": list(shape), "data_offsets": [starts[name], end]}
+        header[name] = {"dtype": dtype, "shape": list(shape), "data_offsets": [begins[name], end]}
     text = json.dumps(header, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)
     with path.open("xb") as file:
         file.write(len(text).to_bytes(8, "little") + text)
         file.truncate(8 + len(text) + end)
         for name, tensor in tensors:
-            file.seek(8 + len(text) + starts[name])
+            file.seek(8 + len(text) + begins[name])
             file.write(tensor.contiguous().reshape(-1).view(torch.uint8).numpy().data)
     if contents(path) != (dict(forms), metadata) or path.stat().st_size != 8 + len(text) + end:
         raise FileError(f"{path.name} did not come back as it was written; try again")
@@ -138,4 +146,4 @@ def _itemsize(dtype: str) -> int:
     return bits // 8
 
 
-__all__ = ["Form", "Shards", "nbytes", "read_json", "write_shard"]
+__all__ = ["Form", "Shards", "nbytes", "read_json", "starts", "write_shard"]

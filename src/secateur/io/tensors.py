@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from secateur.errors import FileError
+from secateur.state.held import Place, Walk
 
 _EXTRA = "_extra_state"  # what a state dict calls the result of `get_extra_state`
 
@@ -70,3 +71,34 @@ def fill(model: nn.Module, values: Mapping[str, Tensor]) -> None:
     for name in state.extra:
         if name in values:
             set_extra(model, name, values[name].clone())
+
+
+def realised(model: nn.Module, values: Mapping[str, Tensor]) -> None:
+    """Give a model that was made without weights tensors of these values; what is one tensor stays one."""
+    new: dict[int, tuple[Tensor, Tensor]] = {}  # of each that is replaced, which is kept so that its id stays its own
+    for owner, module in model.named_modules():
+        for registered in (module._parameters, module._buffers):
+            for key, tensor in registered.items():
+                name = f"{owner}.{key}".lstrip(".")
+                if tensor is not None and name in values and id(tensor) not in new:
+                    new[id(tensor)] = tensor, _like(tensor, values[name])
+                if tensor is not None and id(tensor) in new:
+                    registered[key] = new[id(tensor)][1]
+
+    def change(value: object, place: Place) -> object:
+        if isinstance(value, Tensor) and str(place) in values:
+            return values[str(place)].clone()
+        return new[id(value)][1] if id(value) in new else value
+
+    Walk(model).replace(change)
+
+
+def _like(tensor: Tensor, value: Tensor) -> Tensor:
+    """A tensor of a value, which is a parameter if the other is one."""
+    made = value.clone()
+    if isinstance(tensor, nn.Parameter):
+        made = nn.Parameter(
+            made, requires_grad=tensor.requires_grad and (made.is_floating_point() or made.is_complex())
+        )
+        made.__dict__.update(tensor.__dict__)
+    return made

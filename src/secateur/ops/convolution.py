@@ -1,4 +1,6 @@
-"""Convolutions of every dimension, plain, grouped, depthwise and transposed."""
+"""Convolutions of every dimension, plain, grouped, depthwise and transposed.
+
+Each is a contraction over channels, written as its equation, which is carried out for every position of the kernel."""
 
 from __future__ import annotations
 
@@ -10,9 +12,10 @@ from typing import Any
 import torch.nn.functional as F
 from torch import Tensor
 
-from secateur.axes import Inherent, Layout, Product, factor, fix, hint, leak, unify
+from secateur.axes import Inherent, Layout, Product, factor, fix, hint, unify
 from secateur.compat import aten
 from secateur.ops.absent import bilinear
+from secateur.ops.contraction import Einsum
 from secateur.ops.product import MatrixProduct, Sample
 from secateur.ops.record import op
 from secateur.ops.value import Call, Value, layouts_of
@@ -21,6 +24,14 @@ from secateur.sizes.size import plain
 
 _KERNEL = Inherent("a kernel's own size")
 _CHUNK = 2**22  # elements of an unfolded input at a time
+
+
+_EQUATIONS = {  # of the channels, by whether it is transposed and whether there are groups
+    (False, False): Einsum.of("ni,oi->no"),
+    (True, False): Einsum.of("ni,io->no"),
+    (False, True): Einsum.of("ngi,goi->ngo"),
+    (True, True): Einsum.of("ngi,gio->ngo"),
+}
 
 
 @op(aten.convolution.default, aten.convolution_overrideable.default)
@@ -36,44 +47,34 @@ def convolution(
     output_padding: Any,
     groups: int,
 ) -> Value:
-    """out[n, (g, o), …] mixes x[n, (g, i), …] through weight[(g, o), i, …]; transposed: weight[(g, i), o, …]."""
-    if groups == 1:
-        inside, outside = (0, 1) if transposed else (1, 0)
-        call.contract((x, 1), (weight, inside))
-        channels: Layout = weight.dims[outside]
-    else:
-        channels = _in_groups(call, x, weight, transposed, groups)
-    for i in range(2, len(weight.dims)):
-        fix(weight.dims[i], _KERNEL)
+    """A product of channels for each position of the kernel, wherever that is put."""
+    mixed = _EQUATIONS[transposed, groups > 1].axes(call, *_channels(x, weight, transposed, groups))
+    channels = mixed.dims[1]
+    if groups > 1:
+        if math.prod(weight.shape[:2]) > groups:
+            hint(channels, "groups", "groups", "groups")
+        channels = Product(mixed.dims[1:])
     if bias is not None:
         unify(channels, bias.dims[0])
-    made_of = (1,) if transposed and groups == 1 else (0, 1) if transposed else (0,)
-    clean = all(weight.is_zero(i) for i in made_of) and (bias is None or bias.is_zero(0))
-    spatial = [call.fixed(n, "spatial") for n in call.shape[2:]]
+    for dim in weight.dims[2:]:
+        fix(dim, _KERNEL)
     for dim in x.dims[2:]:
         call.fix(dim, "spatial")
+    spatial = [call.fixed(n, "spatial") for n in call.shape[2:]]
+    clean = all(mixed.zero[1:]) and (bias is None or bias.is_zero(0))
     return Value([x.dims[0], channels, *spatial], [False, clean] + [True] * len(spatial))
 
 
-def _in_groups(call: Call, x: Value, weight: Value, transposed: bool, groups: int) -> Layout:
-    """Each group of input channels makes a group of output channels; the channels that come out."""
-    group, mixed = factor(x.dims[1], groups)
-    if not x.is_zero(1):
-        leak(mixed)
-        if not weight.is_zero(0 if transposed else 1):
-            call.note(mixed, "sums over removed positions that are not zero")
-    if transposed:
-        unify(weight.dims[0], Product((group, mixed)))
-        call.sums(mixed, weight, x)
-        spread = weight.dims[1]
-    else:
-        unify(weight.dims[1], mixed)
-        call.reads(weight, 1, mixed, x)
-        outer, spread = factor(weight.dims[0], groups)
-        unify(outer, group)
-    if mixed.size > 1 or spread.size > 1:
-        hint(group, "groups", "groups", "groups")
-    return Product((group, spread))
+def _channels(x: Value, weight: Value, transposed: bool, groups: int) -> tuple[Value, Value]:
+    """The factors of the equation, in groups if there are any."""
+    if groups == 1:
+        return x, weight
+    inputs = Value([x.dims[0], *factor(x.dims[1], groups)], [False, *[x.is_zero(1)] * 2])
+    weights = Value([*factor(weight.dims[0], groups), weight.dims[1]], [*[weight.is_zero(0)] * 2, weight.is_zero(1)])
+    inputs.storage.made_of = x.storage.made_of
+    if not transposed:  # whose first dimension is groups and inputs at once: its zeros do not tell which is unread
+        weights.storage.made_of = weight.storage.made_of
+    return inputs, weights
 
 
 @convolution.sizes(*(f"conv{kind}{n}d" for kind in ("", "_transpose") for n in "123"))
@@ -93,13 +94,11 @@ def _(explain: Explainer, out: Tensor, input: Tensor, weight: Tensor, *rest: Any
 
 @convolution.cost
 def _(
-    out: Value, x: Value, weight: Value, bias: Any, stride: Any, padding: Any, dilation: Any, transposed: bool, *_: Any
+    out: Value, x: Value, weight: Value, _b: Any, _s: Any, _p: Any, _d: Any, transposed: bool, _o: Any, groups: int
 ) -> Iterator[tuple[Layout, ...]]:
-    """Each output element sums over the kernel and the channels of its group; transposed, each input is spread."""
-    if transposed:
-        yield (*x.dims, *weight.dims[1:])
-    else:
-        yield (*out.dims, *weight.dims[1:])
+    """That of the equation, for each position of the kernel and each place that it is put at."""
+    for channels in _EQUATIONS[transposed, groups > 1].cost(*_channels(x, weight, transposed, groups)):
+        yield (*channels, *(x if transposed else out).dims[2:], *weight.dims[2:])
 
 
 @convolution.absent

@@ -170,13 +170,6 @@ class Call:
         single = len(places) == 2 and len(weights) == 1
         self.summed.append(weights[0] if single else (places[0][0].dims[places[0][1]], None))
 
-    def reads(self, weight: Value, i: int, part: Layout, x: Value) -> None:
-        """Remember that a dimension of a weight reads a part of x's positions along a dimension."""
-        if x.storage.made_of is None and weight.storage.made_of is not None:
-            self.summed.append((weight.dims[i], weight.storage.made_of))
-        else:
-            self.sums(part, weight, x)
-
     def sums(self, layout: Layout, *values: Value) -> None:
         """Remember a sum over data that is not a weight's reading of it."""
         if any(value.storage.made_of is None for value in values):

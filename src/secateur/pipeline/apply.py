@@ -12,6 +12,7 @@ from secateur.compensate import Compensation, Outcome, twin
 from secateur.compensate import carry_out as refitted
 from secateur.distributed import agreed, is_sharded, meet, ranks, together
 from secateur.errors import ApplyError, VerifyError
+from secateur.pipeline.save_pretrained import watch
 from secateur.pipeline.sharded import apply_sharded
 from secateur.planning.plans import Plan
 from secateur.state.held import named_tensors
@@ -70,7 +71,7 @@ def apply(
 
     In a process group every rank calls this, with the same plan; what fails on one rank is raised on all. A model that
     is spread over ranks is cut with `shard`, the function that sharded it, which is called once more: its parameters
-    are new objects then, which `optimizer` is given. What is verified is that it runs, at the costs that were planned.
+    are new objects then, which `optimizer` is given. It is verified before it is sharded again.
     """
     with together("apply"):
         inner = unwrap(model, sharded=shard is not None)
@@ -216,6 +217,7 @@ def remember(model: nn.Module, plan: Plan) -> None:
     """Keep with the model the plan that leads to it from its full size, for `save`."""
     before = plan_of(model)
     model.__dict__[_PLAN] = plan if before is None else before.then(plan)
+    watch(model)
 
 
 def plan_of(model: nn.Module) -> Plan | None:

@@ -3,7 +3,7 @@
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from torch import nn
 
@@ -84,9 +84,10 @@ def compress(
 
     `batches` are inputs as the model will see them, the more the better: an iterable of examples, or a function that
     makes one. Of an endless iterable, give a part: `sec.Data(batches, tokens=100_000)`. What the example does not have,
-    such as the labels of a DataLoader, is left out. Positions are ranked by what the output would lose when they go and
-    the others are refitted (`Reconstruction`), the target is spent where that costs least, the cut is verified, and
-    each layer is refitted to what it put out before (`LeastSquares`). The keywords are those of `plan`, `LeastSquares`
+    such as the labels of a DataLoader, is left out. Axes that only linear maps touch (`rotations`) are rotated, so that
+    less is lost; not for another criterion. Positions are ranked by what the output would lose when they go and the
+    others are refitted (`Reconstruction`), the target is spent where that costs least, the cut is verified, and each
+    layer is refitted to what it put out before (`LeastSquares`). The keywords are those of `plan`, `LeastSquares`
     and `apply`; `bias=True` gives layers without a bias one where that helps; `timed=False` skips measuring time.
     All or nothing: whatever goes wrong, the model is as it was. In a process group every rank calls this with its own
     batches, and all come to the model that a single process makes of all batches.
@@ -99,19 +100,45 @@ def compress(
         graph = trace(inner, example)
         options: dict[str, Any] = {"exact": exact, "protect": protect, "round_to": round_to, "loadable": loadable}
         made, criterion, bases = _planned(graph, target, importance, data, options)
-        before = graph.macs(), _params(inner), latency(inner, example) if timed else None
+        before = Counted(graph.macs(), params(inner), latency(inner, example) if timed else None)
         agree_on("compress", made)
         with transaction(inner) as undo:
             turned = bases.rotate({axis.name for axis in made.axes}, undo)
             reached = _cut(inner, made, LeastSquares(data, ridge=ridge, bias=bias), verify, undo)
-            after = macs(inner, example), _params(inner), latency(inner, example) if timed else None
+            after = Counted(macs(inner, example), params(inner), latency(inner, example) if timed else None)
             meet("compress: done")  # on every rank, or on none
+    return compressed(made, reached, before, after, criterion, start, turned)
+
+
+def ranking(data: Sequence[Any]) -> Importance:
+    """The criterion that goes with a refit."""
+    return Reconstruction(Some(data, _RANKED))
+
+
+class Counted(NamedTuple):
+    """What a model costs."""
+
+    macs: int
+    params: int
+    time: Timing | None = None
+
+
+def compressed(
+    made: Plan,
+    reached: Outcome,
+    before: Counted,
+    after: Counted,
+    criterion: Importance,
+    start: float,
+    turned: Sequence[str] = (),
+) -> Compressed:
+    """What came of it; `start` is when it began, `turned` are the axes that were rotated."""
     return Compressed(
         plan=made,
         compensation=reached,
-        macs=Change(before[0], after[0]),
-        params=Change(before[1], after[1]),
-        latency=None if before[2] is None or after[2] is None else (before[2], after[2]),
+        macs=Change(before.macs, after.macs),
+        params=Change(before.params, after.params),
+        latency=None if before.time is None or after.time is None else (before.time, after.time),
         why=_why(made, criterion, turned),
         seconds=time.perf_counter() - start,
     )
@@ -123,7 +150,7 @@ def _planned(
     """What to cut, by which criterion and in which bases; the model is as it was."""
     if importance is not None:  # it has data of its own
         return plan(graph, target, importance=importance, **options), importance, Bases.of(graph, ())
-    criterion = Reconstruction(Some(data, _RANKED))
+    criterion = ranking(data)
     with alone(), Bases.of(graph, Some(data, _TURNED)).tried() as bases:
         return plan(graph, target, importance=criterion, **options), criterion, bases
 
@@ -145,7 +172,8 @@ def _speed(times: float) -> str:
     return f"{change}: what takes the time on this machine is not what was cut; Latency(f) as the target cuts that"
 
 
-def _params(model: nn.Module) -> int:
+def params(model: nn.Module) -> int:
+    """How many numbers a model has to learn."""
     return sum(parameter.numel() for parameter in model.parameters())
 
 

@@ -9,13 +9,14 @@ import torch
 from torch import Tensor, nn
 
 from secateur.distributed import Undressed, meet, spread_like, whole
-from secateur.errors import ApplyError, SecateurError, VerifyError
+from secateur.errors import ApplyError, VerifyError
 from secateur.planning.plans import Kept, Plan
 from secateur.state.transaction import transaction
+from secateur.state.twin import copied
 from secateur.surgery import carry_out
 from secateur.surgery.cut import select
 from secateur.surgery.holders import tell_of_new
-from secateur.tracing import trace
+from secateur.verify.beside import prove
 
 Shard = Callable[[Any], object]
 
@@ -26,11 +27,16 @@ def apply_sharded(
     """Cut a sharded model in place and shard it anew; every rank calls this. All or nothing, on every rank."""
     device = next((_device(tensor) for tensor in model.parameters()), torch.device("cpu"))
     undressed = Undressed.of(model)
+
+    def value(name: str) -> Tensor:
+        return whole(undressed.tensors[name])
+
     try:
+        before = _copy(model) if verify and plan.example is not None else None
         with transaction(model):
             carry_out(model, plan)
-            if verify and plan.axes and plan.example is not None:
-                _check_runs(model, plan)
+            if before is not None:
+                prove(before, model, plan, (value, lambda name: select(value(name), plan.kept.get(name, {}))))
             meet("apply: sharding anew")
             _shard(model, shard, device)
             new = _filled(model, undressed.tensors, plan)
@@ -44,21 +50,17 @@ def apply_sharded(
     tell_of_new({name: tensor for name, tensor in undressed.tensors.items() if isinstance(tensor, nn.Parameter)})
 
 
+def _copy(model: nn.Module) -> nn.Module:
+    """The model without values, to look back at after the cut."""
+    try:
+        return copied(model, lambda _: True)
+    except Exception as error:  # any code of the user's may run here
+        what = f"{type(model).__name__} cannot be copied: {type(error).__name__}: {error}"
+        raise VerifyError(f"the cut is proved on a copy, and {what}; pass verify=False to go without") from error
+
+
 def _device(tensor: Tensor) -> torch.device:
     return tensor.to_local().device if hasattr(tensor, "to_local") else tensor.device
-
-
-def _check_runs(model: nn.Module, plan: Plan) -> None:
-    """The cut model, without values, must run on the example and take as many multiply-accumulates as was planned."""
-    try:
-        found = trace(model, plan.example, variants=False).macs()
-    except SecateurError as error:
-        raise VerifyError(f"the cut model does not run on the example: {error}. The model is as it was.") from error
-    if found != plan.macs.after:
-        raise VerifyError(
-            f"the cut model takes {found:,} multiply-accumulates on the example, but {plan.macs.after:,} were planned. "
-            "The model is as it was."
-        )
 
 
 def _shard(model: nn.Module, shard: Shard, device: torch.device) -> None:

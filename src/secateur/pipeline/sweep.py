@@ -19,7 +19,7 @@ from secateur.importance.batches import studied
 from secateur.pipeline.apply import apply
 from secateur.planning import Plan, Ratio
 from secateur.planning.plans import make_plan
-from secateur.planning.problem import Chosen, Problem
+from secateur.planning.problem import Chosen, PruningProblem
 from secateur.planning.targets import Target, target_of
 from secateur.progress import progress
 from secateur.tracing import Axis, trace
@@ -55,7 +55,7 @@ class Sensitivity:
 
 
 @dataclass(frozen=True)
-class Sweep:
+class SweepResult:
     """The metric of the whole model, the trade-off curve over targets, and the sensitivity of each axis."""
 
     metric: str
@@ -128,7 +128,7 @@ def sweep(
     exact: bool = False,
     protect: Sequence[str] = (),
     round_to: int = 1,
-) -> Sweep:
+) -> SweepResult:
     """Measure what cutting does to a metric.
 
     >>> import secateur as sec, torch
@@ -162,7 +162,7 @@ def sweep(
     whole = run.whole  # first of all: whether the metric can be computed
     if importance is None:
         importance = Magnitude() if data is None else Reconstruction(data)
-    problem = Problem(graph, importance, exact=exact, protect=protect, round_to=round_to)
+    problem = PruningProblem(graph, importance, exact=exact, protect=protect, round_to=round_to)
     alone = [_Alone(axis_ratio, axis, _along(problem, axis, axis_ratio)) for axis in problem.axes if axis_ratio]
     cuts = [_decided(problem, target) for target in (*wanted, *alone)]
     points = [run.point(*cut) for cut in progress(cuts, "sweeping")]
@@ -170,7 +170,7 @@ def sweep(
         Sensitivity(one.axis.name, tuple(other.name for other in one.along), point if plan.axes else None)
         for one, (_, plan, _), point in zip(alone, cuts[len(wanted) :], points[len(wanted) :], strict=True)
     )
-    return Sweep(run.name, whole, tuple(points[: len(wanted)]), tuple(axes))
+    return SweepResult(run.name, whole, tuple(points[: len(wanted)]), tuple(axes))
 
 
 def _wanted(targets: object, ratios: Sequence[float] | None) -> tuple[Target, ...]:
@@ -212,11 +212,11 @@ class _Alone:
     def __str__(self) -> str:
         return str(Ratio(self.ratio))
 
-    def choose(self, problem: Problem) -> Chosen:
+    def choose(self, problem: PruningProblem) -> Chosen:
         return problem.best(problem.counts(lambda axis: self.ratio if axis in (self.axis, *self.along) else 0.0))
 
 
-def _along(problem: Problem, axis: Axis, ratio: float) -> tuple[Axis, ...]:
+def _along(problem: PruningProblem, axis: Axis, ratio: float) -> tuple[Axis, ...]:
     """The axes that have to be cut along with one: those that its count depends on, unless it can be cut by itself."""
     if problem.counts(lambda other: ratio if other is axis else 0.0)[axis] < axis.size:
         return ()
@@ -224,7 +224,7 @@ def _along(problem: Problem, axis: Axis, ratio: float) -> tuple[Axis, ...]:
     return tuple(other for other in problem.axes if other in group and other is not axis)
 
 
-def _decided(problem: Problem, target: Target) -> tuple[Target, Plan, float]:
+def _decided(problem: PruningProblem, target: Target) -> tuple[Target, Plan, float]:
     """A target, the plan that it comes to, and the importance that is lost."""
     chosen = target.choose(problem)
     gone = (problem.scores(axis).clamp_min(0).index_fill(0, kept, 0.0) for axis, kept in chosen.items())

@@ -8,6 +8,9 @@ is NP-hard to find, and costs are products of counts, so not even additive. Thre
 1. `descend`, always on the ladder that loses least importance for what it saves, until all budgets hold;
 2. `climb` again wherever that still fits, as the last step went further than it had to;
 3. `exchange` a step up here for steps down there, as long as less is lost.
+
+Pruning as a knapsack is from Aflalo et al., "Knapsack pruning with inner distillation" (2020), and, with latency as the
+cost, Shen et al., "Structural pruning via latency-saliency knapsack" (2022).
 """
 
 import heapq
@@ -19,7 +22,7 @@ from torch import Tensor
 
 from secateur.tracing.graph import Axis
 
-Counts = Mapping[Axis, int]
+AxisCounts = Mapping[Axis, int]
 
 _RUNGS = 64  # steps in which an axis is cut at most; what the last one overshoots is given back
 _EXCHANGES = 64, 2048  # that are tried of each size: at most, and over all ladders
@@ -34,9 +37,9 @@ class Cost(Protocol):
     def smooth(self) -> bool:
         """Whether every position counts; False for a cost with stairs, such as time."""
 
-    def __call__(self, counts: Counts) -> float: ...
+    def __call__(self, counts: AxisCounts) -> float: ...
 
-    def saved(self, counts: Counts, change: Counts) -> float:
+    def saved(self, counts: AxisCounts, change: AxisCounts) -> float:
         """How much less it is after some counts change; quicker than the difference of two costs."""
 
 
@@ -53,7 +56,7 @@ class Limit:
 class Rung:
     """What the axes of a ladder keep, and the importance that is lost then."""
 
-    counts: Counts
+    counts: AxisCounts
     lost: float
 
 
@@ -145,11 +148,11 @@ class Allocation:
         """By how much each limit is exceeded."""
         return [max(0.0, cost - limit.limit) for cost, limit in zip(self._costs, self._limits, strict=True)]
 
-    def _costs_after(self, change: Counts) -> list[float]:
+    def _costs_after(self, change: AxisCounts) -> list[float]:
         pairs = zip(self._costs, self._limits, strict=True)
         return [cost - limit.cost.saved(self.counts, change) for cost, limit in pairs]
 
-    def _fits(self, change: Counts) -> bool:
+    def _fits(self, change: AxisCounts) -> bool:
         return all(cost <= limit.limit for cost, limit in zip(self._costs_after(change), self._limits, strict=True))
 
     def _move(self, i: int, rung: int) -> None:

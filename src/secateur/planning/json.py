@@ -8,9 +8,10 @@ from typing import Any
 
 from secateur.errors import PlanError
 from secateur.planning import example_recipe
-from secateur.planning.masks import Masks, read_masks
+from secateur.planning.masks import MaskTable, read_masks
 from secateur.planning.plans import AxisPlan, Change, Kept, Plan
 from secateur.state.held import Key, Place
+from secateur.tracing.origins import Origin
 
 VERSION = 2  # 1 had lists of positions in the place of numbers of masks, which are still read
 _MOST_TEXT = 64 * 2**20  # characters
@@ -26,7 +27,7 @@ def dumps(plan: Plan) -> str:
 
 
 def to_data(plan: Plan) -> dict[str, Any]:
-    masks = Masks()
+    masks = MaskTable()
     axes = [{**vars(axis), "keep": masks.number(axis.keep)} for axis in plan.axes]
     tensors = {
         name: {"shape": list(plan.shapes[name]), "keep": _keep_data(plan.kept[name], masks)}
@@ -47,10 +48,24 @@ def to_data(plan: Plan) -> dict[str, Any]:
         "others": [how for how in map(example_recipe.recipe, plan.others) if how is not None],
         **({"why": plan.why} if plan.why else {}),
         **({"fields": dict(plan.fields)} if plan.fields else {}),
+        **({"origin": origin_data(plan.origin)} if plan.origin is not None else {}),
     }
 
 
-def _keep_data(dims: Kept, masks: Masks) -> dict[str, int | list[int]]:
+def origin_data(origin: Origin) -> dict[str, Any]:
+    return {"library": origin.library, "name": origin.name, "arguments": origin.arguments}
+
+
+def origin_from(item: Any) -> Origin:
+    """How a model is built, in parsed JSON; what that means is decided where it is asked for."""
+    item = _mapping(item, "origin")
+    if "arguments" not in item:
+        raise PlanError("this is not a plan: its origin has no arguments")
+    given = None if item["arguments"] is None else _typed(item, "arguments", str)
+    return Origin(_typed(item, "library", str), _typed(item, "name", str), given)
+
+
+def _keep_data(dims: Kept, masks: MaskTable) -> dict[str, int | list[int]]:
     return {str(dim): masks.number(index) for dim, index in sorted(dims.items())}
 
 
@@ -129,6 +144,7 @@ def from_data(data: Any) -> Plan:
             others=tuple(map(_example, _list(data.get("others", []), "others"))),
             why=_typed(data, "why", str)[:_LONGEST_WHY] if "why" in data else "",
             fields=_fields(data.get("fields", {})),
+            origin=origin_from(data["origin"]) if "origin" in data else None,
         )
     except RecursionError:
         raise PlanError("this is not a plan: it is nested too deeply") from None

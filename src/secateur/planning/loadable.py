@@ -18,17 +18,17 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from secateur.axes import Atom, free_atoms, size_after
+from secateur.axes import free_atoms, size_after
+from secateur.axes.polynomial import Counts
 from secateur.errors import PlanError
 from secateur.planning.counts import components, settle
 from secateur.sizes.size import Attr, Dim, Lit
-from secateur.state.held import Key, Place, Walk
+from secateur.state.held import Key, Place
 from secateur.tracing.constructor import Constructed, Field, Maker, Sized, constructed, numbers_in
 from secateur.tracing.equations import Constraint
 from secateur.tracing.graph import Axis, Graph
-from secateur.tracing.makers import maker_of
-
-Counts = Mapping[Atom, int]
+from secateur.tracing.makers import maker_of, with_fields
+from secateur.tracing.shell import tables
 
 
 class Loadable:
@@ -41,7 +41,7 @@ class Loadable:
                 f"loadable=True: how a {graph.source.name} is built is not known; "
                 "trace it with make=functools.partial(Net, width=64): the call that builds it"
             )
-        self._whole_graph, self.maker = graph, maker
+        self._whole_graph, self.maker = graph, with_fields(maker, graph.model)
         self._base = _built(self.maker, {})
         made = _followed(self.maker, graph.model)
         _check_same(graph, self._base)
@@ -230,29 +230,12 @@ def _check_shapes(graph: Graph, counts: Counts, built: nn.Module) -> None:
 
 def _check_tables(graph: Graph, counts: Counts, base: nn.Module, built: nn.Module) -> None:
     """Tensors that no file keeps must be, after the cut, what the constructor makes."""
-    made = dict(_tables(built))
-    for name, tensor in _tables(base):
+    made = dict(tables(built))
+    for name, tensor in tables(base):
         if any(atom in counts for dim in graph.layouts.get(name, ()) for atom in free_atoms(dim)):
             raise PlanError(f"{name} is not in files: the constructor makes it anew, so it must not be cut")
         if name in made and not _equal(tensor, made[name]):
             raise PlanError(f"the constructor computes {name}, which is not in files, from sizes: it would be another")
-
-
-def _tables(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    """Buffers that are not persistent, and tensors in plain attributes."""
-    for owner, module in model.named_modules():
-        for key in module._non_persistent_buffers_set:
-            if (tensor := module._buffers.get(key)) is not None:
-                yield f"{owner}.{key}".lstrip("."), tensor
-    found: list[tuple[str, Tensor]] = []
-
-    def look(value: Any, place: Place) -> Any:
-        if isinstance(value, Tensor):
-            found.append((str(place), value))
-        return value
-
-    Walk(model).replace(look)
-    yield from found
 
 
 def _equal(one: Tensor, other: Tensor) -> bool:

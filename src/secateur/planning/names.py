@@ -13,7 +13,7 @@ from secateur.tracing import unwrap
 from secateur.tracing.graph import Axis, Graph
 from secateur.tracing.roles import Roles, roles
 
-Part = str | nn.Module | Tensor  # of a model
+Named = str | nn.Module | Tensor  # how users call a part of a model
 _WILD = frozenset("*?[")
 
 
@@ -44,7 +44,7 @@ def glob_of(part: object, graph: Graph, where: str) -> str:
 
 def parts_of(given: object, graph: Graph, where: str) -> tuple[str, ...]:
     """One or several parts of the model, as globs."""
-    several = given if isinstance(given, Iterable) and not isinstance(given, Part) else (given,)
+    several = given if isinstance(given, Iterable) and not isinstance(given, Named) else (given,)
     return tuple(glob_of(part, graph, where) for part in several)
 
 
@@ -95,4 +95,4 @@ class Makers:
                 yield f"{axis.name!r} is only read there"
 
 
-__all__ = ["Makers", "Part", "glob_of", "named", "parts_of", "runs_through"]
+__all__ = ["Makers", "Named", "glob_of", "named", "parts_of", "runs_through"]

@@ -18,13 +18,15 @@ from secateur.errors import PlanError, SecateurWarning
 from secateur.importance import Importance, Magnitude, Scope
 from secateur.planning.configs import config_fields
 from secateur.planning.loadable import Loadable, named_fields
-from secateur.planning.names import Part
-from secateur.planning.problem import Chosen, CostModel, Problem
+from secateur.planning.names import Named
+from secateur.planning.problem import Chosen, CostModel, PruningProblem
 from secateur.planning.reasons import nothing_to_cut
 from secateur.planning.targets import Budget, Budgets, Ratio, Target, target_of
 from secateur.planning.told import kept_twice, told_sizes
 from secateur.state.held import Place
 from secateur.tracing.graph import Axis, Graph
+from secateur.tracing.makers import maker_of
+from secateur.tracing.origins import Origin
 
 Kept = Mapping[int, tuple[int, ...]]  # dimension -> the indices that stay, rising
 
@@ -82,11 +84,17 @@ class Plan:
     confirmation: Any = field(default=None, repr=False, compare=False)  # of a measured target: asked, predicted, came
     why: str = field(default="", repr=False, compare=False)  # it is empty, or cuts less than was asked
     fields: Mapping[str, Any] = field(default_factory=dict)  # of a loadable plan: the constructor's new values
+    origin: Origin | None = field(default=None, repr=False)  # how the full-size model is built, where that is known
 
     @property
     def keep(self) -> dict[str, dict[int, Tensor]]:
         """{tensor name: {dim: sorted int64 tensor of kept indices}}, only dims that change."""
         return {name: {d: torch.tensor(k) for d, k in dims.items()} for name, dims in self.kept.items()}
+
+    @property
+    def loadable(self) -> bool:
+        """Whether the constructor builds what it leaves, with `fields`."""
+        return bool(self.fields) or not (self.kept or self.kept_in_attributes)
 
     def kept_everywhere(self) -> dict[str, Kept]:
         """What stays of each tensor, those in plain attributes too."""
@@ -132,7 +140,8 @@ class Plan:
             example=second.example,
             others=second.others,
             why=second.why,
-            fields={**self.fields, **second.fields},
+            fields={**self.fields, **second.fields} if self.loadable and second.loadable else {},
+            origin=self.origin,
         )
 
     def __str__(self) -> str:
@@ -152,7 +161,7 @@ def plan(
     *,
     importance: Importance | None = None,
     exact: bool = False,
-    protect: Part | Sequence[Part] = (),
+    protect: Named | Sequence[Named] = (),
     round_to: int = 1,
     scope: Scope | str | None = None,
     loadable: bool = False,
@@ -193,7 +202,7 @@ def plan(
     with together("plan", all_come=data or sharded):
         while True:
             graph = graph if limits is None else limits.graph
-            problem = Problem(graph, criterion, exact=exact, protect=protect, round_to=round_to, scope=scope)
+            problem = PruningProblem(graph, criterion, exact=exact, protect=protect, round_to=round_to, scope=scope)
             chosen = _chosen(problem, wanted)
             del problem
             if limits is None or not limits.hold_back({axis.atom: len(kept) for axis, kept in chosen.items()}):
@@ -206,7 +215,7 @@ def plan(
         return make_plan(graph, chosen, limits)
 
 
-def _chosen(problem: Problem, target: Target) -> Chosen:
+def _chosen(problem: PruningProblem, target: Target) -> Chosen:
     """What a target decides. The problem is gone, with what it remembers, before a plan is made of it."""
     chosen = target.choose(problem)
     found = chosen if isinstance(chosen, Chosen) else Chosen(chosen)
@@ -242,10 +251,9 @@ def make_plan(graph: Graph, chosen: Mapping[Axis, Tensor], limits: Loadable | No
     if limits is not None:
         told = limits.told(counts)
         attributes += [(place, was, now) for place, (was, now) in told.items() if place not in changed]
-    else:
+    elif counts:
         after |= {str(place): [value] for place, _, value in attributes}
         attributes += config_fields(graph.model, after, equations.read)
-    if limits is None and counts:
         attributes += told_sizes(graph, after, {place for place, *_ in attributes})
         attributes += kept_twice(graph.model, attributes)
     held = tuple((graph.places[name], kept.pop(name)) for name in list(kept) if graph.kinds[name] == "attribute")
@@ -263,6 +271,7 @@ def make_plan(graph: Graph, chosen: Mapping[Axis, Tensor], limits: Loadable | No
         confirmation=chosen.confirmation if isinstance(chosen, Chosen) else None,
         why=chosen.why if isinstance(chosen, Chosen) else "",
         fields={} if limits is None else named_fields(limits.maker, limits.values(counts)),
+        origin=None if (maker := maker_of(graph.model, graph.make)) is None else Origin.of(maker),
     )
 
 

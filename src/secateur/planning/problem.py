@@ -13,9 +13,9 @@ from torch import Tensor
 from secateur.axes import Atom, Polynomial
 from secateur.errors import PlanError, SecateurError
 from secateur.importance import Criterion, Importance, Scope, Weights, rank, scored
-from secateur.planning.allocation import Counts, Ladder, Limit, Rung, ladder, losses
+from secateur.planning.allocation import AxisCounts, Ladder, Limit, Rung, ladder, losses
 from secateur.planning.counts import components, settle, settle_group
-from secateur.planning.names import Part, named, parts_of, runs_through
+from secateur.planning.names import Named, named, parts_of, runs_through
 from secateur.state.held import named_tensors
 from secateur.tracing.equations import Constraint
 from secateur.tracing.graph import Axis, Graph
@@ -38,16 +38,16 @@ class CostModel:
 
 
 @dataclass(frozen=True)
-class Counted:
+class CountedCost:
     """A cost that is counted, by what axes keep."""
 
     polynomial: Polynomial
     smooth: ClassVar[bool] = True
 
-    def __call__(self, counts: Counts) -> int:
+    def __call__(self, counts: AxisCounts) -> int:
         return self.polynomial(by_atom(counts))
 
-    def saved(self, counts: Counts, change: Counts) -> int:
+    def saved(self, counts: AxisCounts, change: AxisCounts) -> int:
         return self.polynomial.difference(by_atom(counts), by_atom(change))
 
 
@@ -63,7 +63,7 @@ class Chosen(dict[Axis, Tensor]):
         self.why = why
 
 
-class Problem:
+class PruningProblem:
     """The axes of a graph that may be cut, with a score for each position."""
 
     def __init__(
@@ -72,7 +72,7 @@ class Problem:
         importance: Importance,
         *,
         exact: bool,
-        protect: Part | Sequence[Part],
+        protect: Named | Sequence[Named],
         round_to: int,
         scope: Scope | str | None = None,
     ) -> None:
@@ -93,9 +93,9 @@ class Problem:
         self._of_atom = {axis.atom: axis for axis in self.axes}
         self._scores = cache(partial(_scored, graph, importance, self.axes))  # shared by what `among` makes
         costs = CostModel(graph)
-        self.macs = Counted(costs.macs)  # multiply-accumulates of one run on the example
-        self.params = Counted(costs.params)  # parameters, tied ones once
-        self.bytes = Counted(costs.bytes)
+        self.macs = CountedCost(costs.macs)  # multiply-accumulates of one run on the example
+        self.params = CountedCost(costs.params)  # parameters, tied ones once
+        self.bytes = CountedCost(costs.bytes)
 
     def _protected(self, protect: Sequence[str]) -> set[Axis]:
         """The axes that stay whole."""
@@ -105,7 +105,7 @@ class Problem:
                 raise PlanError(f"protect: no tensor and no axis matches {glob!r}")
         return {axis for axis in self.graph.axes if any(runs_through(glob, axis) for glob in protect)}
 
-    def among(self, axes: Collection[Axis]) -> "Problem":
+    def among(self, axes: Collection[Axis]) -> "PruningProblem":
         """The same problem where only some of the axes may be cut."""
         fewer = copy.copy(self)
         fewer.axes = tuple(axis for axis in self.axes if axis in axes)
@@ -146,7 +146,7 @@ class Problem:
         """At least one position, a multiple of `round_to` where the axis is that large."""
         return min(-(-max(1, keep) // self.round_to) * self.round_to, axis.size)
 
-    def fit(self, ratio: float, cost: Callable[[Counts], int], budget: float) -> dict[Axis, int]:
+    def fit(self, ratio: float, cost: Callable[[AxisCounts], int], budget: float) -> dict[Axis, int]:
         """The counts at a ratio that fits, with what the budget leaves given back.
 
         Axes whose counts depend on each other move together, in large steps: each such group goes back as far as it
@@ -219,7 +219,7 @@ class Problem:
         """A score per position of an axis: the higher, the more it matters. All axes are scored at once."""
         return checked(self._scores()[axis], axis)
 
-    def best(self, counts: Counts) -> Chosen:
+    def best(self, counts: AxisCounts) -> Chosen:
         """The best-scored positions of each axis, sorted; ties go to the first."""
         return _highest(counts, self.scores)
 
@@ -249,7 +249,7 @@ def check_values(graph: Graph, who: str, cause: Exception | None = None) -> None
         ) from cause
 
 
-def _highest(counts: Counts, scores: Callable[[Axis], Tensor]) -> Chosen:
+def _highest(counts: AxisCounts, scores: Callable[[Axis], Tensor]) -> Chosen:
     orders = {axis: scores(axis).argsort(descending=True, stable=True) for axis, n in counts.items() if n < axis.size}
     return Chosen({axis: order[: counts[axis]].sort().values for axis, order in orders.items()})
 
@@ -264,6 +264,6 @@ def checked(scores: object, axis: Axis) -> Tensor:
     return scores.detach().to("cpu", torch.float64)
 
 
-def by_atom(counts: Counts) -> dict[Atom, int]:
+def by_atom(counts: AxisCounts) -> dict[Atom, int]:
     """Counts of axes as those of their atoms, which layouts are made of."""
     return {axis.atom: count for axis, count in counts.items()}

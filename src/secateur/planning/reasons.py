@@ -3,8 +3,8 @@
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
-from secateur.planning.allocation import Counts
-from secateur.planning.problem import Problem
+from secateur.planning.allocation import AxisCounts
+from secateur.planning.problem import PruningProblem
 from secateur.tracing.graph import Axis, Graph
 
 _SOME = 3  # that are named
@@ -20,7 +20,7 @@ def some(parts: Sequence[str]) -> str:
     return "; ".join([*parts[:_SOME], *more])
 
 
-def nothing_to_cut(problem: Problem) -> str:
+def nothing_to_cut(problem: PruningProblem) -> str:
     """Why there is no axis to cut; empty if there is."""
     graph = problem.graph
     if not graph.axes:
@@ -37,7 +37,7 @@ def blocked(graph: Graph, model: str = "") -> str:
     return f"nothing in {model or graph.source.name} can be cut: {said or 'no parameter has more than one position'}"
 
 
-def kept_more(problem: Problem, ratios: Mapping[Axis, float], counts: Counts) -> str:
+def kept_more(problem: PruningProblem, ratios: Mapping[Axis, float], counts: AxisCounts) -> str:
     """Which axes a ratio does not cut, or less than it says, and why; empty if there are none."""
     found = []
     for axis, ratio in ratios.items():
@@ -51,7 +51,7 @@ def kept_more(problem: Problem, ratios: Mapping[Axis, float], counts: Counts) ->
     return some(found)
 
 
-def _because(problem: Problem, axis: Axis, wanted: int, kept: int) -> str:
+def _because(problem: PruningProblem, axis: Axis, wanted: int, kept: int) -> str:
     if axis.size == 1:
         return "one position must stay"
     if not wanted:

@@ -11,11 +11,11 @@ from torch import Tensor
 from secateur.axes import Polynomial
 from secateur.errors import PlanError
 from secateur.importance import PerAxis
-from secateur.planning.allocation import Cost, Counts, Limit, allocate
+from secateur.planning.allocation import AxisCounts, Cost, Limit, allocate
 from secateur.planning.amounts import BYTES, COUNT, Unit
 from secateur.planning.factors import leading, only_if_named
 from secateur.planning.names import Makers, glob_of, named
-from secateur.planning.problem import Chosen, Counted, Problem, check_values
+from secateur.planning.problem import Chosen, CountedCost, PruningProblem, check_values
 from secateur.planning.reasons import kept_more, some
 from secateur.planning.zeros import dead_positions, nearly_dead
 from secateur.tracing.graph import Axis, Graph
@@ -26,7 +26,7 @@ _FEWEST = (0.1, 0.0)  # of an axis: first none is cut below a tenth, then down t
 class Target(Protocol):
     """Anything with a `choose` is a target: it says which positions stay of each axis that is cut, sorted."""
 
-    def choose(self, problem: Problem) -> Mapping[Axis, Tensor]: ...
+    def choose(self, problem: PruningProblem) -> Mapping[Axis, Tensor]: ...
 
 
 def target_of(given: object) -> Target:
@@ -65,7 +65,7 @@ class Ratio:
     rather than groups. To cut another, or rotary pairs, name the axis: `Ratio({"*head dims": 0.5})`.
     """
 
-    ratio: float | Mapping[Any, float]  # by `Part`
+    ratio: float | Mapping[Any, float]  # by `Named`
 
     def __post_init__(self) -> None:
         for value in self.ratio.values() if isinstance(self.ratio, Mapping) else (self.ratio,):
@@ -93,7 +93,7 @@ class Ratio:
         makers = Makers(graph)
         return {axis for axis in graph.axes if any(makers.by_name(glob, axis) for glob in globs)}
 
-    def shares(self, problem: Problem) -> tuple[dict[Axis, float], dict[Axis, float]]:
+    def shares(self, problem: PruningProblem) -> tuple[dict[Axis, float], dict[Axis, float]]:
         """The ratio of each axis that is cut, and of each that may be cut instead where sizes want it so."""
         asked = {axis: ratio for axis, ratio in self.by_axis(problem.graph).items() if ratio}
         named = self.named(problem.graph) & asked.keys()
@@ -102,7 +102,7 @@ class Ratio:
         instead = {axis: ratio for axis, ratio in asked.items() if axis in cut or not only_if_named(axis)}
         return {axis: asked[axis] for axis in cut}, instead
 
-    def choose(self, problem: Problem) -> Chosen:
+    def choose(self, problem: PruningProblem) -> Chosen:
         """The best-scored positions of each axis."""
         ratios, instead = self.shares(problem)
         if problem.scope is None or isinstance(self.ratio, Mapping):
@@ -111,7 +111,7 @@ class Ratio:
             chosen.why = kept_more(problem, ratios, counts)
             return chosen
         few = problem.among(ratios)
-        positions = Counted(Polynomial([(1, (axis.atom,)) for axis in few.axes]))
+        positions = CountedCost(Polynomial([(1, (axis.atom,)) for axis in few.axes]))
         limit = Limit(str(self), positions, positions({}) * (1 - self.ratio))
         return problem.best(within(few, (limit,)))
 
@@ -162,16 +162,16 @@ class Budget:
     def __and__(self, other: object) -> Budgets:
         return Budgets.of(self, other)
 
-    def cost(self, problem: Problem) -> Cost:
+    def cost(self, problem: PruningProblem) -> Cost:
         """What is kept within the budget."""
         raise NotImplementedError
 
-    def limit(self, problem: Problem) -> Limit:
+    def limit(self, problem: PruningProblem) -> Limit:
         """The budget as a number."""
         cost = self.cost(problem)
         return Limit(str(self), cost, cost({}) * self.share(cost({})))
 
-    def choose(self, problem: Problem, beside: Sequence[Limit] = ()) -> Chosen:
+    def choose(self, problem: PruningProblem, beside: Sequence[Limit] = ()) -> Chosen:
         """The best positions that fit, within this budget and others beside it."""
         return problem.best(within(unnamed(problem), (self.limit(problem), *beside)))
 
@@ -201,19 +201,19 @@ class Budgets:
     def __and__(self, other: object) -> Budgets:
         return Budgets.of(self, other)
 
-    def choose(self, problem: Problem) -> Chosen:
+    def choose(self, problem: PruningProblem) -> Chosen:
         """The best positions that fit. A budget with a way of its own to choose leads; the others hold beside it."""
         own = [part for part in self.parts if type(part).choose is not Budget.choose]
         leading = (own or self.parts)[0]
         return leading.choose(problem, [part.limit(problem) for part in self.parts if part is not leading])
 
 
-def unnamed(problem: Problem) -> Problem:
+def unnamed(problem: PruningProblem) -> PruningProblem:
     """What a budget decides about: every axis that need not be named to be cut."""
     return problem.among([axis for axis in problem.axes if not only_if_named(axis)])
 
 
-def within(problem: Problem, limits: Sequence[Limit]) -> dict[Axis, int]:
+def within(problem: PruningProblem, limits: Sequence[Limit]) -> dict[Axis, int]:
     """Counts that respect every limit and lose as little importance as possible; one ratio for all if the scope is."""
     least = problem.counts(lambda _: 1.0)
     for limit in limits:
@@ -231,7 +231,7 @@ def within(problem: Problem, limits: Sequence[Limit]) -> dict[Axis, int]:
     return _uniform(problem, limits)
 
 
-def _uniform(problem: Problem, limits: Sequence[Limit]) -> dict[Axis, int]:
+def _uniform(problem: PruningProblem, limits: Sequence[Limit]) -> dict[Axis, int]:
     """The smallest ratio that respects every limit, of one factor of each dimension if that is enough, else of all
     axes; with what that leaves given back."""
     few = problem.among(leading(problem.graph, problem.axes))
@@ -239,7 +239,7 @@ def _uniform(problem: Problem, limits: Sequence[Limit]) -> dict[Axis, int]:
     if len(few.axes) < len(problem.axes) and all(limit.cost(least) <= limit.limit for limit in limits):
         return {axis: axis.size for axis in problem.axes} | _uniform(few, limits)
 
-    def used(counts: Counts) -> float:
+    def used(counts: AxisCounts) -> float:
         """The part of its limit that the tightest one takes."""
         return max(limit.cost(counts) / limit.limit for limit in limits)
 
@@ -262,7 +262,7 @@ class Macs(Budget):
     (64, 32)
     """
 
-    def cost(self, problem: Problem) -> Cost:
+    def cost(self, problem: PruningProblem) -> Cost:
         """Multiply-accumulates of one run on the example."""
         return problem.macs
 
@@ -278,7 +278,7 @@ class Params(Budget):
     (76, 31)
     """
 
-    def cost(self, problem: Problem) -> Cost:
+    def cost(self, problem: PruningProblem) -> Cost:
         """Parameters, tied ones once."""
         return problem.params
 
@@ -296,7 +296,7 @@ class Bytes(Budget):
 
     unit: ClassVar[Unit] = BYTES
 
-    def cost(self, problem: Problem) -> Cost:
+    def cost(self, problem: PruningProblem) -> Cost:
         """Bytes of the parameters, tied ones once."""
         return problem.bytes
 
@@ -317,7 +317,7 @@ class Zeros:
     `secateur.prune` and `torch.ao.pruning` count. Axes that are not exact stay whole: there even a zero counts.
     """
 
-    def choose(self, problem: Problem) -> Chosen:
+    def choose(self, problem: PruningProblem) -> Chosen:
         """The positions that are not zero; one stays where all are."""
         check_values(problem.graph, "Zeros()")
         chosen = problem.without(dead_positions(problem.graph, problem.axes))

@@ -5,14 +5,14 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 
-from secateur.report.story import Layer
+from secateur.report.story import LayerCost
 
 
 @dataclass(frozen=True)
-class Block:
+class Section:
     """Neighbouring modules under one title.
 
-    >>> Block("layer1", ("layer1.0.conv1", "layer1.0.conv2")).title
+    >>> Section("layer1", ("layer1.0.conv1", "layer1.0.conv2")).title
     'layer1'
     """
 
@@ -20,7 +20,7 @@ class Block:
     modules: tuple[str, ...]
 
 
-def blocks(modules: Sequence[str], limit: int = 12) -> tuple[Block, ...]:
+def blocks(modules: Sequence[str], limit: int = 12) -> tuple[Section, ...]:
     """The largest subtrees of at most `limit` modules, in order; single modules side by side are joined.
 
     >>> [block.title for block in blocks(["stem", "norm", "body.0.a", "body.0.b", "body.1.a", "head"], limit=2)]
@@ -31,7 +31,7 @@ def blocks(modules: Sequence[str], limit: int = 12) -> tuple[Block, ...]:
     for module in modules:
         top = next((prefix for prefix in _prefixes(module) if under[prefix] <= limit), module)
         found.setdefault(top, []).append(module)
-    made: list[Block] = []
+    made: list[Section] = []
     run: list[str] = []
     for title, members in found.items():
         single = len(members) == 1
@@ -41,7 +41,7 @@ def blocks(modules: Sequence[str], limit: int = 12) -> tuple[Block, ...]:
         if single:
             run += members
         else:
-            made.append(Block(title, tuple(members)))
+            made.append(Section(title, tuple(members)))
     return (*made, *([_joined(run)] if run else []))
 
 
@@ -54,14 +54,14 @@ def _parent(module: str) -> str:
     return module.rpartition(".")[0]
 
 
-def _joined(run: list[str]) -> Block:
-    return Block(run[0] if len(run) == 1 else f"{run[0]} … {run[-1]}", tuple(run))
+def _joined(run: list[str]) -> Section:
+    return Section(run[0] if len(run) == 1 else f"{run[0]} … {run[-1]}", tuple(run))
 
 
-def profile(layers: Sequence[Layer], most: int = 36) -> tuple[Layer, ...]:
+def profile(layers: Sequence[LayerCost], most: int = 36) -> tuple[LayerCost, ...]:
     """The costs of layers, summed over the smallest blocks of which there are at most `most`.
 
-    >>> layers = [Layer(f"body.{i}.{part}", 10, 5) for i in range(3) for part in "ab"]
+    >>> layers = [LayerCost(f"body.{i}.{part}", 10, 5) for i in range(3) for part in "ab"]
     >>> [(layer.module, layer.before) for layer in profile(layers, most=4)]
     [('body.0', 20), ('body.1', 20), ('body.2', 20)]
     """
@@ -72,5 +72,5 @@ def profile(layers: Sequence[Layer], most: int = 36) -> tuple[Layer, ...]:
     made = []
     for block in found:
         held = [of_module[module] for module in block.modules]
-        made.append(Layer(block.title, sum(layer.before for layer in held), sum(layer.after for layer in held)))
+        made.append(LayerCost(block.title, sum(layer.before for layer in held), sum(layer.after for layer in held)))
     return tuple(made)

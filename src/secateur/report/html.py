@@ -12,15 +12,15 @@ from secateur.errors import MissingPackageError
 from secateur.io.atomic import replacing
 from secateur.io.file import about
 from secateur.report.blocks import blocks
-from secateur.report.numbers import amount, change, digits
+from secateur.report.formatting import amount, change, digits
 from secateur.report.palette import PALETTE
 from secateur.report.payload import payload, ties
 from secateur.report.story import Shape, Story, Strand
 from secateur.tracing.graph import Site
 
 Ties = Mapping[tuple[str, int], int]  # (tensor, dimension) -> the set of axes that share it
-Dim = tuple[str, int | None, str]  # what is shown, the set of axes, what a screen reader says
-Line = tuple[str, list[Dim]]  # the tensors that are shaped and tied alike, their dimensions
+DimCell = tuple[str, int | None, str]  # what is shown, the set of axes, what a screen reader says
+TensorRow = tuple[str, list[DimCell]]  # the tensors that are shaped and tied alike, their dimensions
 
 
 def write_html(story: Story, path: str | os.PathLike[str]) -> None:
@@ -135,7 +135,7 @@ def _share(part: float, whole: float = 1) -> str:
     return f"{100 * part / whole:.1f} %" if whole else "–"
 
 
-def _map(story: Story) -> Iterator[tuple[str, list[tuple[str, list[Line]]]]]:
+def _map(story: Story) -> Iterator[tuple[str, list[tuple[str, list[TensorRow]]]]]:
     """The model's blocks; in them the modules, each with the tensors that have a dimension in an axis."""
     of_site = ties(story)[1]
     tied = {tensor for tensor, _ in of_site}
@@ -154,7 +154,7 @@ def _inside(module: str, block: str) -> str:
     return short or "(top level)"
 
 
-def _lines(shapes: Iterable[Shape], of_site: Ties) -> list[Line]:
+def _lines(shapes: Iterable[Shape], of_site: Ties) -> list[TensorRow]:
     """One line for all tensors of a module that are shaped and tied alike."""
     alike: dict[object, list[Shape]] = {}
     for shape in shapes:
@@ -169,7 +169,7 @@ def _lines(shapes: Iterable[Shape], of_site: Ties) -> list[Line]:
     ]
 
 
-def _dim(same: list[Shape], dim: int, of_site: Ties) -> Dim:
+def _dim(same: list[Shape], dim: int, of_site: Ties) -> DimCell:
     before, after = same[0].before[dim], same[0].after[dim]
     sites = ", ".join(str(Site(shape.tensor, dim)) for shape in same)
     text = f"{before}→{after}" if before != after else str(before)

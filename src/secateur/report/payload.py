@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 from secateur.report.blocks import profile
-from secateur.report.story import Layer, Story, Strand
+from secateur.report.story import LayerCost, Story, Strand
 
 _INFINITE = 65535  # the code of an infinite score
 
@@ -40,7 +40,7 @@ def payload(story: Story) -> dict[str, Any]:
     }
 
 
-def _rows(layers: tuple[Layer, ...]) -> list[list[str | int]]:
+def _rows(layers: tuple[LayerCost, ...]) -> list[list[str | int]]:
     return [[layer.module or "(top level)", layer.before, layer.after] for layer in layers]
 
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -12,7 +13,7 @@ from secateur.errors import MissingPackageError
 from secateur.io.atomic import replacing
 from secateur.io.file import about
 from secateur.report.blocks import profile
-from secateur.report.numbers import amount, change
+from secateur.report.formatting import amount, change
 from secateur.report.palette import colours
 from secateur.report.payload import ties_modules
 from secateur.report.story import Story, Strand, Sweep
@@ -43,6 +44,11 @@ def write_png(story: Story, path: str | os.PathLike[str], *, dark: bool = False)
     The same story gives the same bytes with the same matplotlib. A file at `path` is replaced once the new one is
     complete, and stays if anything goes wrong. Needs matplotlib.
     """
+    drawn(path, partial(_draw, story), dark=dark)
+
+
+def drawn(path: str | os.PathLike[str], draw: Callable[[Canvas, Tones], None], *, dark: bool) -> None:
+    """Write what is drawn on a canvas, 1800 pixels wide."""
     try:
         import matplotlib
         from matplotlib.backends.backend_agg import FigureCanvasAgg
@@ -53,7 +59,7 @@ def write_png(story: Story, path: str | os.PathLike[str], *, dark: bool = False)
     with matplotlib.rc_context(_style(tones)):
         canvas = Canvas(figsize=(12, 8.5), dpi=150, layout="constrained")
         FigureCanvasAgg(canvas)
-        _draw(story, canvas, tones)
+        draw(canvas, tones)
         with about(path) as target, replacing(target, overwrite=True) as new:
             canvas.savefig(new, format="png", metadata={"Software": None})
 
@@ -91,7 +97,7 @@ def _headline(story: Story) -> str:
     return "\n".join("   ·   ".join(line) for line in lines)
 
 
-def _short(name: str, most: int = 30) -> str:
+def short(name: str, most: int = 30) -> str:
     return name if len(name) <= most else f"…{name[1 - most :]}"
 
 
@@ -103,7 +109,7 @@ def _layers(story: Story, axes: Axes, tones: Tones) -> None:
     if story.cut:
         axes.barh(places, [row.after for row in rows], 0.42, color=tones["kept"], label="after")
         axes.legend(loc="lower right", bbox_to_anchor=(1, 1), ncols=2, borderaxespad=0.2)
-    axes.set_yticks(places, [_short(row.module or "(top level)") for row in rows], family="monospace", size=8)
+    axes.set_yticks(places, [short(row.module or "(top level)") for row in rows], family="monospace", size=8)
     axes.set_ylim(len(rows) - 0.4, -0.6)
     axes.xaxis.set_major_formatter(lambda value, _: amount(value))
     axes.tick_params(axis="y", length=0)
@@ -136,7 +142,7 @@ def _scores(story: Story, axes: Axes, tones: Tones) -> None:
     axes.legend(loc="upper right", ncols=2)
     axes.set_xlabel("positions by rank")
     axes.set_ylabel("score")
-    axes.set_title(f"The axis that saves most: {_short(strand.name, 36)}")
+    axes.set_title(f"The axis that saves most: {short(strand.name, 36)}")
 
 
 def _ties(story: Story, axes: Axes, tones: Tones) -> None:
@@ -153,7 +159,7 @@ def _ties(story: Story, axes: Axes, tones: Tones) -> None:
     bar.ax.set_yticklabels(["all gone", "half kept", "all kept"])
     bar.outline.set_visible(False)
     if len(story.axes) <= _MOST_NAMES:
-        names = [_short(strand.name) for strand in story.axes]
+        names = [short(strand.name) for strand in story.axes]
         axes.set_yticks(range(len(names)), names, family="monospace", size=7)
     else:
         axes.set_yticks([])

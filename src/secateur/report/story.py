@@ -10,7 +10,7 @@ from secateur.axes import Atom, Layout, Polynomial, size_after
 from secateur.errors import SecateurError
 from secateur.importance import Importance
 from secateur.planning import Plan
-from secateur.planning.problem import CostModel, Problem
+from secateur.planning.problem import CostModel, PruningProblem
 from secateur.tracing.graph import Axis, Blocked, Graph, Site
 from secateur.tracing.variants import Unseen
 
@@ -38,10 +38,10 @@ class Figure:
 
 
 @dataclass(frozen=True)
-class Layer:
+class LayerCost:
     """The multiply-accumulates of one module before and after.
 
-    >>> Layer("conv1", 1000, 500).after
+    >>> LayerCost("conv1", 1000, 500).after
     500
     """
 
@@ -154,13 +154,13 @@ class Story:
     >>> [(figure.name, figure.values) for figure in story.figures]
     [('MACs', (48, 24)), ('parameters', (58, 30)), ('weights', (232, 120))]
     >>> story.layers[0]
-    Layer(module='0', before=32, after=16)
+    LayerCost(module='0', before=32, after=16)
     """
 
     model: str
     stages: tuple[str, ...]
     figures: tuple[Figure, ...]
-    layers: tuple[Layer, ...] = field(default=(), repr=False)
+    layers: tuple[LayerCost, ...] = field(default=(), repr=False)
     axes: tuple[Strand, ...] = field(default=(), repr=False)
     shapes: tuple[Shape, ...] = field(default=(), repr=False)
     blocked: tuple[Blocked, ...] = field(default=(), repr=False)
@@ -233,7 +233,7 @@ def scores_of(graph: Graph, importance: Importance) -> dict[str, tuple[float, ..
     """
     if (found := graph.source.difference()) is not None:
         raise ReportError(f"{found}: scores are those of the model before the cut, so call scores_of before apply")
-    problem = Problem(graph, importance, exact=False, protect=(), round_to=1)
+    problem = PruningProblem(graph, importance, exact=False, protect=(), round_to=1)
     return {axis.name: tuple(problem.scores(axis).tolist()) for axis in graph.axes}
 
 
@@ -260,13 +260,13 @@ def _figures(graph: Graph, counts: Mapping[Atom, int], stages: int, given: Itera
     return tuple({figure.name: figure for figure in (*known, *given)}.values())
 
 
-def _layers(graph: Graph, counts: Mapping[Atom, int]) -> tuple[Layer, ...]:
+def _layers(graph: Graph, counts: Mapping[Atom, int]) -> tuple[LayerCost, ...]:
     """MACs by module, in the order in which they first run."""
     spent: dict[str, list[tuple[int, Sequence[Layout]]]] = {}
     for cost in graph.costs:
         spent.setdefault(cost.module, []).append((1, cost.layouts))
     macs = {module: Polynomial(terms) for module, terms in spent.items()}
-    return tuple(Layer(module, of({}), of(counts)) for module, of in macs.items())
+    return tuple(LayerCost(module, of({}), of(counts)) for module, of in macs.items())
 
 
 def _strands(graph: Graph, kept: Mapping[Axis, tuple[int, ...]], scores: Scores) -> tuple[Strand, ...]:

@@ -89,7 +89,7 @@ def fingerprint(model: nn.Module) -> str:
     return found.hexdigest()
 
 
-class Checkpoint:
+class ScheduleCheckpoint:
     """The checkpoint of one task in a folder, which is made where there is none."""
 
     def __init__(self, folder: str | os.PathLike[str], task: Task) -> None:

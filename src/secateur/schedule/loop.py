@@ -19,7 +19,7 @@ from secateur.importance import Importance
 from secateur.pipeline.apply import apply, plan_of
 from secateur.planning import plan
 from secateur.planning.targets import Target
-from secateur.schedule.checkpoint import Checkpoint, Task
+from secateur.schedule.checkpoint import ScheduleCheckpoint, Task
 from secateur.schedule.rounds import Iteration, Round
 from secateur.schedule.schedules import Course, Schedule, course, cubic, finite, levels
 from secateur.state.transaction import Transaction
@@ -108,7 +108,7 @@ def iterate(
     kept = None
     if checkpoint is not None:
         _check_uncut(inner)
-        kept = Checkpoint(checkpoint, Task.of(inner, graph.macs(), target, parts, floor))
+        kept = ScheduleCheckpoint(checkpoint, Task.of(inner, graph.macs(), target, parts, floor))
     with together("iterate"):
         return _Run(model, example, graph, way, parts, functions, floor, kept).finish()
 
@@ -181,7 +181,7 @@ class _Run:
     parts: Sequence[float]
     functions: _Functions
     floor: float | None
-    checkpoint: Checkpoint | None
+    checkpoint: ScheduleCheckpoint | None
 
     def __post_init__(self) -> None:
         self._inner = unwrap(self.model)

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from secateur.errors import ScheduleError
 from secateur.importance import Magnitude
-from secateur.planning.problem import Chosen, Problem
+from secateur.planning.problem import Chosen, PruningProblem
 from secateur.planning.targets import Budget, Budgets, Ratio, Target
 from secateur.tracing.graph import Axis, Graph
 
@@ -125,7 +125,7 @@ def course(target: Target | Mapping[str, float], uncut: Graph, parts: Sequence[f
 
 def _by_cost(target: Budget, uncut: Graph) -> Course:
     def cost(graph: Graph) -> float:
-        return target.cost(Problem(graph, Magnitude(), exact=False, protect=(), round_to=1))({})
+        return target.cost(PruningProblem(graph, Magnitude(), exact=False, protect=(), round_to=1))({})
 
     whole = cost(uncut)
 
@@ -153,7 +153,7 @@ class _Leave:
     counts: Mapping[str, int]
     target: Ratio
 
-    def choose(self, problem: Problem) -> Chosen:
+    def choose(self, problem: PruningProblem) -> Chosen:
         def ratio(axis: Axis) -> float:
             return max(0, axis.size - self.counts.get(axis.name, axis.size)) / axis.size
 

@@ -1,13 +1,14 @@
 """Zeros in place: many weights of a model set to zero in one shot, from a little data and without training."""
 
 from secateur.sparse.admm import ADMM
+from secateur.sparse.distribution import ERK
 from secateur.sparse.oneshot import sparsify
 from secateur.sparse.patterns import NM, Block, Pattern, Unstructured
 from secateur.sparse.problem import Method, Problem
 from secateur.sparse.report import Agreement, SparseLayer, Sparsified
 from secateur.sparse.scores import RIA
 from secateur.sparse.sparsegpt import SparseGPT
-from secateur.sparse.spread import ERK, Prices, Spread
+from secateur.sparse.spread import Prices, Spread
 
 __all__ = [
     "ADMM",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from typing import Any
 
@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from secateur.calibrate import calibrating, call
-from secateur.calibrate.data import each
+from secateur.calibrate.data import taken
 from secateur.compat import BatchNorm
 from secateur.errors import CalibrationError, PlanError, SecateurError
 from secateur.importance import Magnitude, Wanda
@@ -23,7 +23,7 @@ from secateur.sparse.admm import ADMM
 from secateur.sparse.layers import Survey, chosen
 from secateur.sparse.patterns import NM, Pattern
 from secateur.sparse.problem import Method
-from secateur.sparse.report import Agreement, Sparsified, described
+from secateur.sparse.report import Agreement, Differences, Sparsified, described
 from secateur.sparse.scores import magnitude, wanda
 from secateur.sparse.solve import Solver
 from secateur.sparse.spread import Spread, checked
@@ -75,10 +75,11 @@ def sparsify(
     begun = time.perf_counter()
     solve, inner = _method(method), unwrap(model)
     _check_pattern(pattern)
-    data = list(each(batches, "sparsify"))
-    kept_back = [] if held_back is None else list(each(held_back, "sparsify: held_back"))
     check_values(inner, inner.parameters(), "sparsify")
-    with transaction(inner) as undo, _blamed():
+    judges: AbstractContextManager[Sequence[Any]] = nullcontext(())
+    if held_back is not None:
+        judges = taken(held_back, "sparsify: held_back")
+    with taken(batches, "sparsify") as data, judges as kept_back, transaction(inner) as undo, _blamed():
         undo.keep(*inner.buffers())
         masked = _unmasked(inner)
         survey = _surveyed(inner, data[0])
@@ -221,20 +222,11 @@ def _take_statistics(model: nn.Module, batches: Sequence[Any]) -> None:
 
 def _agreement(dense: nn.Module, sparse: nn.Module, batches: Sequence[Any]) -> Agreement | None:
     """How far the outputs of both models are apart."""
-    if not batches:
-        return None
-    off = size = same = count = 0.0
+    seen = Differences()
     for batch in batches:
         with calibrating(dense, sparse):
-            outputs = [call(model, batch) for model in (dense, sparse)]
-        for a, b in zip(*map(tensors_in, outputs), strict=False):
-            if a.is_floating_point():
-                off += float((a.float() - b.float()).square().sum(dtype=torch.float64))
-                size += float(a.float().square().sum(dtype=torch.float64))
-                if a.ndim > 1 and a.shape[-1] > 1:
-                    same += float((a.argmax(-1) == b.argmax(-1)).sum())
-                    count += a.numel() / a.shape[-1]
-    return Agreement(off / size if size else off, same / count if count else None, len(batches))
+            seen.add(*(list(tensors_in(call(model, batch))) for model in (dense, sparse)))
+    return seen.agreement()
 
 
 __all__ = ["sparsify"]

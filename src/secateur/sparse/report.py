@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
 
 from secateur.sparse.patterns import Pattern
 
@@ -40,17 +45,69 @@ class SparseLayer:
 class Agreement:
     """The sparse model beside the dense one on some batches.
 
+    >>> print(Agreement(0.01, 0.985, (2.0, 2.5), 4))
+    output on 4 batches: off by 0.01 of its mean square, the same largest output in 98.5%
+    loss on them: 2.0000 before, 2.5000 after
+
     `error` is the mean squared difference of the outputs over the mean square of the dense model's; `same` the share of
-    positions where the largest output is the same one, None where outputs are no scores.
+    positions where the largest output is the same one, None where outputs are no scores; `loss` the mean of the losses
+    of the dense and the sparse model where they put out such a number, as Transformers do for batches with labels.
     """
 
     error: float
     same: float | None
+    loss: tuple[float, float] | None
     batches: int
+
+    @property
+    def perplexity(self) -> tuple[float, float] | None:
+        """Of a language model, whose loss is the mean over the tokens: e to that."""
+        return None if self.loss is None else (math.exp(self.loss[0]), math.exp(self.loss[1]))
 
     def __str__(self) -> str:
         agreed = "" if self.same is None else f", the same largest output in {self.same:.1%}"
-        return f"output on {self.batches} batches: off by {self.error:.4g} of its mean square{agreed}"
+        lost = "" if self.loss is None else "\nloss on them: {:.4f} before, {:.4f} after".format(*self.loss)
+        return f"output on {self.batches} batches: off by {self.error:.4g} of its mean square{agreed}{lost}"
+
+
+@dataclass
+class Differences:
+    """Sums over batches that an `Agreement` is made of.
+
+    >>> seen = Differences()
+    >>> seen.add([torch.tensor([[3.0, 4.0]])], [torch.tensor([[3.0, 0.0]])])
+    >>> seen.agreement()
+    Agreement(error=0.64, same=0.0, loss=None, batches=1)
+    """
+
+    off: float = 0.0
+    size: float = 0.0
+    same: float = 0.0
+    positions: float = 0.0
+    losses: list[tuple[float, float]] = field(default_factory=list)
+    batches: int = 0
+
+    def add(self, dense: Sequence[Tensor], sparse: Sequence[Tensor]) -> None:
+        """Take in what both models put out for a batch."""
+        self.batches += 1
+        pairs = [(a.float(), b.float()) for a, b in zip(dense, sparse, strict=False) if a.is_floating_point()]
+        self.losses += [(float(a), float(b)) for a, b in pairs if a.ndim == 0][:1]
+        for a, b in pairs:
+            if a.ndim:
+                self.off += float((a - b).square().sum(dtype=torch.float64))
+                self.size += float(a.square().sum(dtype=torch.float64))
+            if a.ndim > 1 and a.shape[-1] > 1:
+                self.same += float((a.argmax(-1) == b.argmax(-1)).sum())
+                self.positions += a.numel() / a.shape[-1]
+
+    def agreement(self) -> Agreement | None:
+        """Over all batches; None without any."""
+        if not self.batches:
+            return None
+        error = self.off / self.size if self.size else self.off
+        same = self.same / self.positions if self.positions else None
+        means = [sum(losses) / len(losses) for losses in zip(*self.losses, strict=True)]
+        return Agreement(error, same, (means[0], means[1]) if means else None, self.batches)
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
@@ -28,31 +27,6 @@ class Spread(ABC):
 
 
 Spreading = dict[str, float]
-
-
-@dataclass(frozen=True)
-class ERK(Spread):
-    """Density in proportion to the sum of a weight's sizes over their product: small ones keep more (Evci, 2020).
-
-    >>> net = nn.Sequential(nn.Linear(10, 10), nn.Linear(100, 100))
-    >>> {name: round(one, 3) for name, one in ERK().sparsities(net, ["0.weight", "1.weight"], 0.9, []).items()}
-    {'0.weight': 0.082, '1.weight': 0.908}
-    """
-
-    def sparsities(self, model: nn.Module, names: Sequence[str], sparsity: float, batches: Sequence[Any]) -> Spreading:
-        """By sizes alone."""
-        shapes = {name: tuple(model.get_parameter(name).shape) for name in names}
-        raw = {name: sum(shape) / math.prod(shape) for name, shape in shapes.items()}
-        sizes = {name: math.prod(shape) for name, shape in shapes.items()}
-        full: set[str] = set()
-        while True:  # until none would be denser than it can be
-            rest = [name for name in names if name not in full]
-            budget = (1 - sparsity) * sum(sizes.values()) - sum(sizes[name] for name in full)
-            scale = budget / sum(raw[name] * sizes[name] for name in rest) if rest else 0.0
-            over = {name for name in rest if raw[name] * scale > 1}
-            if not over:
-                return {name: 0.0 if name in full else 1 - raw[name] * scale for name in names}
-            full |= over
 
 
 @dataclass(frozen=True)

@@ -37,7 +37,7 @@ from secateur.state.transaction import untouched
 
 T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
-Change = Callable[[Any, Place, str], Any]
+Rewrite = Callable[[Any, Place, str], Any]
 _LATE = (*POINTERS, set, frozenset, deque)  # what is filled when all that it may point at is there
 
 
@@ -85,7 +85,7 @@ def run_apart(model: nn.Module, start: Callable[[], Run[T]], *, wholly: bool = F
 
 
 @contextmanager
-def twin(model: nn.Module, change: Change) -> Iterator[nn.Module]:
+def twin(model: nn.Module, change: Rewrite) -> Iterator[nn.Module]:
     """A model like the given one, with `change(value, place, kind)` for every tensor and int that it holds.
 
     >>> net = nn.Linear(2, 3)
@@ -119,18 +119,34 @@ def copied(model: nn.Module, shares: Callable[[Tensor], bool]) -> nn.Module:
     """
     memo: dict[int, Any] = {}
 
+    def new(tensor: Tensor) -> Tensor:
+        if shares(tensor):
+            return alias(tensor)
+        return copy.deepcopy(tensor, memo) if tensor.is_leaf else tensor.detach().clone()
+
+    return remade(model, new)
+
+
+def remade(model: nn.Module, new: Callable[[Tensor], Tensor]) -> nn.Module:
+    """A copy of a model to keep, with other tensors, which share no container with the model's.
+
+    >>> layer = nn.Linear(2, 3)
+    >>> other = remade(nn.Sequential(layer, layer), torch.zeros_like)
+    >>> other[0].weight is other[1].weight, other[0].bias
+    (True, tensor([0., 0., 0.]))
+    """
+    made: dict[int, Tensor] = {}
+
     def change(value: Any, _place: Place, _kind: str) -> Any:
         if not isinstance(value, Tensor):
             return value
-        if shares(value):
-            return memo[id(value)] if id(value) in memo else memo.setdefault(id(value), alias(value))
-        return copy.deepcopy(value, memo) if value.is_leaf else memo.setdefault(id(value), value.detach().clone())
+        return made[id(value)] if id(value) in made else made.setdefault(id(value), new(value))
 
     return _Making(change).model(model)
 
 
 @contextmanager
-def in_place(model: nn.Module, change: Change) -> Iterator[None]:
+def in_place(model: nn.Module, change: Rewrite) -> Iterator[None]:
     """What `change` says in the model itself, for as long as the block runs: for what no twin can be made of."""
     with untouched(model):
         for name, module in model.named_modules():
@@ -147,7 +163,7 @@ class _Making(Redirection):
 
     shares = False
 
-    def __init__(self, change: Change) -> None:
+    def __init__(self, change: Rewrite) -> None:
         super().__init__()
         self._change = change
         self._made: list[Any] = []  # every new container
@@ -267,4 +283,4 @@ class _Making(Redirection):
         return new
 
 
-__all__ = ["CannotCopyError", "Change", "Run", "copied", "in_place", "run_apart", "twin"]
+__all__ = ["CannotCopyError", "Rewrite", "Run", "copied", "in_place", "remade", "run_apart", "twin"]

@@ -22,7 +22,7 @@ from secateur.state.own import own_what_is_written
 from secateur.surgery.optimizer import following
 from secateur.surgery.refresh import refresh
 
-Left = tuple[Tensor, Tensor, Tensor | None]  # a tensor that is cut, what is left of it, what is left of its gradient
+Shrunk = tuple[Tensor, Tensor, Tensor | None]  # a tensor that is cut, what is left of it, what is left of its gradient
 _CHUNK = 2**16  # elements that are held at a time beside what is made of them
 
 
@@ -42,7 +42,7 @@ def carry_out(model: nn.Module, plan: Plan, optimizer: torch.optim.Optimizer | N
         follow()
 
 
-def _swap(model: nn.Module, plan: Plan, left: Iterable[Left]) -> None:
+def _swap(model: nn.Module, plan: Plan, left: Iterable[Shrunk]) -> None:
     attentions = {m: 1 / math.sqrt(m.head_dim) for m in model.modules() if type(m) is nn.MultiheadAttention}
     for tensor, data, grad in left:
         put_contents(tensor, data, grad)
@@ -172,7 +172,7 @@ def _only(tensor: Tensor, layout: torch.memory_format) -> bool:
     return tensor.dim() == dims and tensor.is_contiguous(memory_format=layout) and not tensor.is_contiguous()
 
 
-def new_contents(have: Mapping[str, Tensor], kept: Mapping[str, Mapping[int, Sequence[int]]]) -> list[Left]:
+def new_contents(have: Mapping[str, Tensor], kept: Mapping[str, Mapping[int, Sequence[int]]]) -> list[Shrunk]:
     """What is left of each tensor that is cut, and of its gradient; tied names must agree."""
     firsts: dict[int, str] = {}
     for name, dims in kept.items():

@@ -1,14 +1,13 @@
 """An optimizer whose state follows a cut, so that training goes on."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from secateur.errors import ApplyError
-
-Kept = Mapping[int, Sequence[int]]
+from secateur.planning.plans import Kept
 
 
 def following(optimizer: torch.optim.Optimizer, kept: Mapping[int, Kept]) -> Callable[[], None]:

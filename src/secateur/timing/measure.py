@@ -16,7 +16,7 @@ from secateur.state.transaction import untouched
 from secateur.tracing import unwrap
 from secateur.tracing.examples import arguments
 
-Run = Callable[[], Any]
+TimedRun = Callable[[], Any]
 
 _SHORTEST = 1e-3  # seconds: a sample of less is mostly the clock's own noise
 _FEWEST, _MOST = 8, 200  # samples; an even number of turns is fair to both
@@ -97,7 +97,7 @@ def compare(before: nn.Module, after: nn.Module, example: Any, *, seconds: float
 
 
 @contextmanager
-def _ready(model: nn.Module, example: Any) -> Iterator[Run]:
+def _ready(model: nn.Module, example: Any) -> Iterator[TimedRun]:
     """A function that runs a model once, in eval mode; afterwards the model is as it was."""
     inner = unwrap(model)
     for name, tensor in chain(inner.named_parameters(), inner.named_buffers()):
@@ -136,7 +136,7 @@ def clock() -> Callable[[], float]:
     return time.thread_time if alone else timer
 
 
-def sample(run: Run, number: int) -> float:
+def sample(run: TimedRun, number: int) -> float:
     """Seconds of one run, from so many in a row."""
     now = clock()
     start = now()
@@ -145,7 +145,7 @@ def sample(run: Run, number: int) -> float:
     return (now() - start) / number
 
 
-def _in_turns(runs: Sequence[Run], seconds: float) -> list[list[float]]:
+def _in_turns(runs: Sequence[TimedRun], seconds: float) -> list[list[float]]:
     """Samples of each, taken in turns, every other turn in reverse order, for about so many seconds."""
     once = [min(sample(run, 1), sample(run, 1)) for run in runs]
     numbers = [max(1, round(_SHORTEST / max(spent, 1e-9))) for spent in once]

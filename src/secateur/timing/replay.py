@@ -15,7 +15,7 @@ from secateur.axes import Atom, Layout, Product, constant, free_atoms, resolve
 from secateur.compat import schema
 from secateur.ops.record import is_op, part
 from secateur.ops.view import moves_nothing
-from secateur.tracing.steps import Operand, Step
+from secateur.tracing.steps import Operand, TimedOp
 
 ShapeOf = Callable[[Operand], list[int]]
 LayoutKey = Hashable  # of a layout: equal for the same positions
@@ -83,7 +83,7 @@ def _strides(shape: Sequence[int], like: Sequence[int]) -> tuple[tuple[int, ...]
     return tuple(strides), span
 
 
-def timed(step: Step) -> bool:
+def timed(step: TimedOp) -> bool:
     """Whether a step is worth its own timing: views move no data, and what ops from outside of torch do beside
     computing (sending, waiting) must not be repeated."""
     if not is_op(step.run):
@@ -91,12 +91,12 @@ def timed(step: Step) -> bool:
     return step.run.namespace == "aten" and not moves_nothing(step.run)
 
 
-def writes(step: Step) -> bool:
+def writes(step: TimedOp) -> bool:
     """Whether a step changes what it is given."""
     return is_op(step.run) and schema(step.run).is_mutable
 
 
-def prepared(step: Step, shape: ShapeOf, arena: Arena) -> Callable[[], Any]:
+def prepared(step: TimedOp, shape: ShapeOf, arena: Arena) -> Callable[[], Any]:
     """A function that runs a step on tensors of the given shapes."""
     arena.start()
     args = [_made(item, shape, arena) for item in step.args]
@@ -117,7 +117,7 @@ def _made(item: Any, shape: ShapeOf, arena: Arena) -> Any:
     return item
 
 
-def elements(step: Step, shape: ShapeOf) -> int:
+def elements(step: TimedOp, shape: ShapeOf) -> int:
     """How many numbers a step is given."""
     return sum(math.prod(shape(operand)) for operand in step.operands())
 
@@ -126,7 +126,7 @@ def elements(step: Step, shape: ShapeOf) -> int:
 class Variables:
     """What may change about the sizes of a step: its layouts, where no two of them share an axis; else its axes."""
 
-    step: Step
+    step: TimedOp
     layouts: tuple[Layout, ...]
 
     @property
@@ -139,7 +139,7 @@ class Variables:
         return lambda operand: [_extent(resolve(dim), known) for dim in operand.dims]
 
 
-def variables(step: Step) -> Variables:
+def variables(step: TimedOp) -> Variables:
     """The variables of a step, in order of appearance."""
     found: dict[LayoutKey, Layout] = {}
     for operand in step.operands():

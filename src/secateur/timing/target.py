@@ -14,10 +14,10 @@ from torch import nn
 
 from secateur.distributed import ranks
 from secateur.errors import PlanError, SecateurWarning
-from secateur.planning.allocation import Counts, Limit
+from secateur.planning.allocation import AxisCounts, Limit
 from secateur.planning.amounts import SECONDS, Unit
 from secateur.planning.plans import make_plan
-from secateur.planning.problem import Chosen, Problem, by_atom
+from secateur.planning.problem import Chosen, PruningProblem, by_atom
 from secateur.planning.targets import Budget, Budgets, Target, unnamed, within
 from secateur.state.contents import alias
 from secateur.state.held import named_tensors
@@ -75,10 +75,10 @@ class Predicted:
     line: Line
     smooth: ClassVar[bool] = False  # it has steps
 
-    def __call__(self, counts: Counts) -> float:
+    def __call__(self, counts: AxisCounts) -> float:
         return self.line(self.clock(by_atom(counts)))
 
-    def saved(self, counts: Counts, change: Counts) -> float:
+    def saved(self, counts: AxisCounts, change: AxisCounts) -> float:
         return self.line.factor * self.clock.saved(by_atom(counts), by_atom(change))
 
 
@@ -125,19 +125,19 @@ class Latency(Budget):
 
     unit: ClassVar[Unit] = SECONDS
 
-    def cost(self, problem: Problem) -> Predicted:
+    def cost(self, problem: PruningProblem) -> Predicted:
         """Seconds of one run on the example."""
         clock, whole = learnt(problem.graph)
         return Predicted(clock, Line.at(whole.median, clock({})))
 
-    def choose(self, problem: Problem, beside: Sequence[Limit] = ()) -> Chosen:
+    def choose(self, problem: PruningProblem, beside: Sequence[Limit] = ()) -> Chosen:
         """The best positions that fit, once cut and timed."""
         check_measured(self)
         problem = unnamed(problem)
         cost, timing = self.cost(problem), learnt(problem.graph)[1]
         whole, asked = timing.median, self.share(timing.median)
         goal = whole * asked * (_AIM if asked < 1 else 1 + 1e-6)  # rounding is no reason to cut
-        trials: list[tuple[Counts, Confirmation]] = []
+        trials: list[tuple[AxisCounts, Confirmation]] = []
         points = {cost.clock({}): whole}
         for _ in range(_ROUNDS):
             try:
@@ -176,7 +176,7 @@ def check_measured(target: Target) -> None:
         )
 
 
-def filled(problem: Problem, counts: Counts, cost: Predicted, beside: Sequence[Limit]) -> dict[Axis, int]:
+def filled(problem: PruningProblem, counts: AxisCounts, cost: Predicted, beside: Sequence[Limit]) -> dict[Axis, int]:
     """The counts with every step that is paid for used to its end: more positions of an axis where they cost no time.
 
     Axes that depend on no other, up to multiples that other budgets allow.
@@ -213,7 +213,7 @@ def learnt(graph: Graph) -> tuple[Clock, Timing]:
     return known[threads]
 
 
-def _tried(problem: Problem, counts: Mapping[Axis, int]) -> Comparison:
+def _tried(problem: PruningProblem, counts: Mapping[Axis, int]) -> Comparison:
     """Time a copy of the model with the chosen positions beside the model itself."""
     trial = _copy(problem.model)
     carry_out(trial, make_plan(problem.graph, problem.best(counts)))

@@ -45,8 +45,9 @@ def trace(model: nn.Module, example: Any, *, variants: bool = True, make: Any = 
 
     A model that is spread over ranks (`fully_shard`, `parallelize_module`) is traced as it was before that.
 
-    `make` says how the model is built, for `plan(..., loadable=True)`: a callable with its arguments,
-    `functools.partial(Net, width=64)`. For models of Transformers, diffusers and timm it is found by itself.
+    `make` says how the model is built, for `plan(..., loadable=True)` and for `load` without a model: a callable with
+    its arguments, `functools.partial(Net, width=64)`. For models of Transformers, diffusers and timm it is found by
+    itself.
     """
     check_make(make)
     with bare(unwrap(model, sharded=True)) as inner:

@@ -1,4 +1,10 @@
-"""Run a model once, on fake tensors, and record what its ops do to axes."""
+"""Run a model once, on fake tensors, and record what its ops do to axes.
+
+The run is that of a twin (`state.twin`), so the model is not touched. Its tensors are fake: they have shapes but no
+memory, and ops on them take no time. Its ints are sizes that remember which attribute they came from, and what it is
+called with is known to be input, which no cut changes. While it runs, two recorders listen, and what they hear goes to
+a `Tracer`. Where a model needs values (a table that decides which way the code takes) it runs on real tensors.
+"""
 
 import weakref
 from collections import deque

@@ -13,6 +13,7 @@ that they are registered: only buffers, and what else the constructor computes, 
 from __future__ import annotations
 
 import copy
+import itertools
 import math
 import sys
 from collections.abc import Callable, Iterator, Mapping
@@ -22,6 +23,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils.weak import WeakTensorKeyDictionary
 
 from secateur.axes import Atom, Concat, Layout, resolve
 from secateur.errors import TraceError
@@ -74,7 +76,7 @@ class Maker:
     def build(self, values: Mapping[Place, float]) -> nn.Module:
         """The model with other values of some fields: parameters on the meta device, buffers real."""
         arguments = self.changed(lambda place, value: values.get(place, value))
-        with same_chances(), torch.no_grad(), _without_weights():
+        with same_chances(), torch.no_grad(), without_weights():
             return self.function(**arguments)
 
     def changed(self, change: Callable[[Field, float], float]) -> dict[str, Any]:
@@ -119,17 +121,24 @@ def _at(place: Field, step: Any) -> Field:
     return Field(place.owner, (*place.path, step))
 
 
+class TooManyError(TraceError):
+    """A constructor goes on and on."""
+
+
 @contextmanager
-def _without_weights() -> Iterator[None]:
+def without_weights(most: float = math.inf) -> Iterator[None]:
     """Parameters are put on the meta device as they are registered, and remember what was known of their data."""
-    made: dict[int, tuple[Tensor, nn.Parameter]] = {}
+    seen = itertools.count()
+    made = WeakTensorKeyDictionary()  # what a parameter became that is registered twice; it may go before that
     register, new = nn.Module.register_parameter, nn.Parameter.__new__
 
     def registered(self: nn.Module, name: str, param: Any) -> None:
-        if isinstance(param, nn.Parameter) and not param.is_meta and type(param) is nn.Parameter:
-            if id(param) not in made:
-                made[id(param)] = param, nn.Parameter(param.detach().to("meta"), param.requires_grad)
-            param = made[id(param)][1]
+        if type(param) is nn.Parameter:
+            if next(seen) >= most:
+                raise TooManyError("its constructor makes far more parameters than there are")
+            if param not in made and not param.is_meta:
+                made[param] = nn.Parameter(param.detach().to("meta"), param.requires_grad)
+            param = made.get(param, param)
         register(self, name, param)
 
     def parameter(cls: Any, data: Any = None, *args: Any, **kwargs: Any) -> Any:
@@ -181,7 +190,7 @@ def constructed(maker: Maker, model: nn.Module) -> Constructed:
 
     arguments = maker.changed(remembering)
     try:
-        with cleaned(model), same_chances(), torch.no_grad(), laid_open(model), _without_weights(), _whole(model):
+        with cleaned(model), same_chances(), torch.no_grad(), laid_open(model), without_weights(), _whole(model):
             built = _run(recorder, tracer, maker.function, arguments)
         if not isinstance(built, nn.Module):
             raise TraceError(f"make= builds a model, not a {type(built).__name__}")
@@ -279,4 +288,4 @@ def numbers_in(model: nn.Module) -> dict[Place, Any]:
     return found
 
 
-__all__ = ["Constructed", "Field", "Maker", "Sized", "constructed", "numbers_in"]
+__all__ = ["Constructed", "Field", "Maker", "Sized", "TooManyError", "constructed", "numbers_in", "without_weights"]

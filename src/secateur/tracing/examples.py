@@ -17,6 +17,8 @@ _DEEPEST = 6  # how far inside of objects tensors are looked for
 _COARSEST = 32  # the largest step by which the sizes of images and signals are changed
 _MOST_TRIES = 5  # other sizes that are tried
 
+Inputs = tuple[tuple[Any, ...], dict[str, Any]]  # the arguments of a model, and those by keyword
+
 
 @dataclass(frozen=True, init=False)
 class Examples:
@@ -52,7 +54,7 @@ def examples_of(example: Any) -> tuple[Any, ...]:
 Lists = Callable[[list[Any]], list[Any]]
 
 
-def arguments(example: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+def arguments(example: Any) -> Inputs:
     """A tensor, a tuple of arguments or a dict of keyword arguments, as (args, kwargs)."""
     if isinstance(example, Mapping):
         return (), dict(example)

@@ -16,7 +16,7 @@ from secateur.tracing.capture import Capture
 from secateur.tracing.equations import Constraint, Equations
 from secateur.tracing.naming import hint_attention, name_axes
 from secateur.tracing.source import Source
-from secateur.tracing.steps import Step
+from secateur.tracing.steps import TimedOp
 from secateur.tracing.tracer import OpCost, Use
 from secateur.tracing.unreached import protect
 from secateur.tracing.variants import Unseen
@@ -97,7 +97,7 @@ class Graph:
     equations: Equations = field(repr=False)
     costs: tuple[OpCost, ...] = field(repr=False)
     uses: tuple[Use, ...] = field(repr=False)
-    steps: tuple[Step, ...] = field(repr=False)  # of the run in eval mode
+    steps: tuple[TimedOp, ...] = field(repr=False)  # of the run in eval mode
     own_dims: tuple[tuple[str, tuple[Layout, ...]], ...] = field(
         repr=False
     )  # as tensors had them at first, in each run

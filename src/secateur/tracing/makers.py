@@ -11,10 +11,12 @@ import inspect
 import json
 import sys
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from torch import nn
 
+from secateur.distributed import plain_kind
 from secateur.errors import TraceError
 from secateur.state.patches import patched
 from secateur.tracing.constructor import Maker
@@ -48,7 +50,10 @@ def maker_of(model: nn.Module, make: functools.partial[Any] | None = None) -> Ma
         )
     named = next((p.name for p in bound.signature.parameters.values() if p.kind is p.VAR_KEYWORD), "")
     more = bound.arguments.pop(named, {})
-    return Maker(make.func, {**bound.arguments, **more})
+    given = {**bound.arguments, **more}
+    if make.func is getattr(sys.modules.get("timm"), "create_model", None) and isinstance(given["model_name"], str):
+        return Maker(Created(given.pop("model_name")), {k: v for k, v in given.items() if k != "pretrained"})
+    return Maker(make.func, given)
 
 
 def from_config(cls: Any, **config: Any) -> Any:
@@ -61,7 +66,10 @@ def _transformers(model: nn.Module) -> Maker | None:
     if base is None or not isinstance(model, base):
         return None
     config = json.loads(model.config.to_json_string(use_diff=False))
-    return Maker(functools.partial(from_config, type(model)), config)
+    for what in ("attn_implementation", "experts_implementation"):  # which config.json leaves out
+        if isinstance(used := getattr(model.config, f"_{what}", None), str):
+            config[what] = used
+    return Maker(functools.partial(from_config, plain_kind(type(model))), config)
 
 
 def _diffusers(model: nn.Module) -> Maker | None:
@@ -72,29 +80,45 @@ def _diffusers(model: nn.Module) -> Maker | None:
     return Maker(type(model), {name: value for name, value in model.config.items() if name in taken})
 
 
+@dataclass(frozen=True)
+class Created:
+    """timm's function for a model of a name."""
+
+    name: str
+
+    def __call__(self, **arguments: Any) -> Any:
+        return sys.modules["timm"].create_model(self.name, **arguments)
+
+
 def _timm(model: nn.Module) -> Maker | None:
     timm, config = sys.modules.get("timm"), getattr(model, "pretrained_cfg", None)
     name = config.get("architecture") if isinstance(config, Mapping) else None
     if timm is None or not isinstance(name, str) or not timm.is_model(name):
         return None
-    create = functools.partial(timm.create_model, name)
     own = {key: vars(model)[key] for key in ("num_classes", "in_chans") if type(vars(model).get(key)) is int}
-    given = {**_passed_on(create, type(model)), **own}
+    return Maker(Created(name), own)
+
+
+def with_fields(maker: Maker, model: nn.Module) -> Maker:
+    """A maker with all numbers that its function takes, also those that it has by default: timm's."""
+    if not isinstance(maker.function, Created):
+        return maker
+    given = {**_passed_on(maker, type(model)), **maker.arguments}
     while given:
-        maker = Maker(create, given)
+        full = Maker(maker.function, given)
         try:
-            maker.build({})
+            full.build({})
         except TypeError as error:  # a keyword that the function for this name does not pass on
             names = [name for name in given if f"'{name}'" in str(error)]
             if not names:
                 break
             given = {name: value for name, value in given.items() if name not in names}
         else:
-            return maker
-    return Maker(create, {})
+            return full
+    return Maker(maker.function, {})
 
 
-def _passed_on(create: Callable[..., Any], kind: type) -> dict[str, Any]:
+def _passed_on(maker: Maker, kind: type) -> dict[str, Any]:
     """The numbers that timm passes to the class of a model, its defaults included."""
     given: list[dict[str, Any]] = []
     initialise = kind.__init__  # type: ignore[misc]
@@ -107,7 +131,7 @@ def _passed_on(create: Callable[..., Any], kind: type) -> dict[str, Any]:
         initialise(self, *args, **kwargs)
 
     with patched((kind, "__init__", noted)):
-        Maker(create, {}).build({})
+        maker.build({})
     return {name: value for name, value in (given or [{}])[0].items() if _has_numbers(value)}
 
 
@@ -119,4 +143,4 @@ def _has_numbers(value: Any) -> bool:
 
 _LIBRARIES: tuple[Callable[[nn.Module], Maker | None], ...] = (_transformers, _diffusers, _timm)
 
-__all__ = ["check_make", "from_config", "maker_of"]
+__all__ = ["Created", "check_make", "from_config", "maker_of", "with_fields"]

@@ -110,11 +110,11 @@ def _numbers(items: Any) -> Iterator[Number | None]:
             yield from _numbers(item)
         elif kind is Size:
             yield None
-        elif is_number(item):
+        elif is_number_argument(item):
             yield item
 
 
-def is_number(item: Any) -> bool:
+def is_number_argument(item: Any) -> bool:
     """Whether an argument of a function is a number, Python's or NumPy's."""
     return isinstance(item, int | float | complex | np.number) and not isinstance(item, bool)
 
@@ -300,4 +300,4 @@ def _admissible(cut: Sequence[Atom], equations: Equations) -> dict[Atom, int]:
         counts = {atom: n for atom, n in counts.items() if atom not in spared}
 
 
-__all__ = ["NumberCall", "Numbers", "Turn", "is_number", "rehearsed"]
+__all__ = ["NumberCall", "Numbers", "Turn", "is_number_argument", "rehearsed"]

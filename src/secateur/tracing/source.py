@@ -20,7 +20,7 @@ from secateur.errors import PlanError
 from secateur.state.held import Place, read
 
 
-class Form(NamedTuple):
+class TensorForm(NamedTuple):
     """Of a tensor."""
 
     shape: tuple[int, ...]
@@ -44,7 +44,7 @@ class Source:
 
     name: str  # of its class
     parameters: tuple[str, ...]  # those with several names by their first
-    tensors: Mapping[str, Form]  # parameters and buffers, under all their names
+    tensors: Mapping[str, TensorForm]  # parameters and buffers, under all their names
     modules: Mapping[str, type[nn.Module]]
     attributes: Mapping[Place, float]
     _model: nn.Module = field(repr=False)
@@ -85,9 +85,9 @@ def _kinds(model: nn.Module) -> dict[str, type[nn.Module]]:
     return {name: plain_kind(type(module)) for name, module in model.named_modules()}
 
 
-def _forms(model: nn.Module) -> dict[str, Form]:
+def _forms(model: nn.Module) -> dict[str, TensorForm]:
     named = (*model.named_parameters(remove_duplicate=False), *model.named_buffers(remove_duplicate=False))
-    return {name: Form(() if is_lazy(tensor) else tuple(tensor.shape), tensor.dtype) for name, tensor in named}
+    return {name: TensorForm(() if is_lazy(tensor) else tuple(tensor.shape), tensor.dtype) for name, tensor in named}
 
 
 def _held(model: nn.Module, place: Place) -> int | None:
@@ -98,6 +98,6 @@ def _held(model: nn.Module, place: Place) -> int | None:
 
 
 def _said(thing: object) -> str:
-    if isinstance(thing, Form):
+    if isinstance(thing, TensorForm):
         return f"{str(thing.dtype).removeprefix('torch.')} {thing.shape}"
     return "not there" if thing is None else f"a {thing.__name__}" if isinstance(thing, type) else str(thing)

@@ -24,7 +24,7 @@ class Operand:
 
 
 @dataclass(frozen=True, eq=False)
-class Step:
+class TimedOp:
     """One op, or a torch function that is seen as a whole, and its arguments with an `Operand` for each tensor."""
 
     run: Any
@@ -36,7 +36,7 @@ class Step:
         return _operands((self.args, tuple(self.kwargs.values())))
 
 
-def step(run: Any, args: Any, kwargs: dict[str, Any], value: Callable[[Tensor], Value]) -> Step:
+def step(run: Any, args: Any, kwargs: dict[str, Any], value: Callable[[Tensor], Value]) -> TimedOp:
     """A call, as it is remembered."""
 
     def noted(item: Any) -> Any:
@@ -48,7 +48,7 @@ def step(run: Any, args: Any, kwargs: dict[str, Any], value: Callable[[Tensor], 
             return tuple(noted(part) for part in item)
         return plain(item) if isinstance(item, int) and not isinstance(item, bool) else item
 
-    return Step(run, noted(args), {key: noted(item) for key, item in kwargs.items()})
+    return TimedOp(run, noted(args), {key: noted(item) for key, item in kwargs.items()})
 
 
 def _operands(item: Any) -> Iterator[Operand]:

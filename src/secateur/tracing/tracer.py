@@ -21,7 +21,7 @@ from secateur.ops.value import Call, Value, bind, known, value_of
 from secateur.sizes.explain import Explainer
 from secateur.sizes.size import Dim, Expr
 from secateur.state.held import Place
-from secateur.tracing.steps import Step, step
+from secateur.tracing.steps import TimedOp, step
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,7 @@ class Tracer:
     costs: list[OpCost] = field(default_factory=list)
     uses: list[Use] = field(default_factory=list)
     said: dict[Place, Expr] = field(default_factory=dict)  # attributes that only say what weights are
-    steps: list[Step] = field(default_factory=list)
+    steps: list[TimedOp] = field(default_factory=list)
     unknown: dict[str, int] = field(default_factory=dict)
     decisions: dict[str, None] = field(default_factory=dict)  # where numbers were read from data
     ops: int = 0

@@ -8,10 +8,10 @@ from dataclasses import dataclass, field
 
 
 @dataclass
-class Budget:
+class StepBudget:
     """Time and steps that are left, as a number of steps at the speed that was seen.
 
-    >>> budget = Budget(deadline=math.inf, most=100)
+    >>> budget = StepBudget(deadline=math.inf, most=100)
     >>> budget.spend(30, seconds=3.0)
     >>> budget.left()
     70

@@ -27,7 +27,7 @@ _ANEW = "give another file, or remove this one to start anew"
 
 
 @dataclass(frozen=True)
-class Found:
+class RecoveryState:
     """What a checkpoint holds."""
 
     rounds: Sequence[Trained]
@@ -39,7 +39,7 @@ class Found:
 
 
 @dataclass(frozen=True)
-class Checkpoint:
+class RecoveryCheckpoint:
     """One file of one recovery: that of a model with certain weights, and a seed."""
 
     path: Path
@@ -47,12 +47,12 @@ class Checkpoint:
     names: Mapping[str, tuple[int, ...]]
 
     @staticmethod
-    def of(path: str | os.PathLike[str], model: nn.Module, seed: int) -> Checkpoint:
+    def of(path: str | os.PathLike[str], model: nn.Module, seed: int) -> RecoveryCheckpoint:
         """That of a model as it is now."""
         shapes = {name: tuple(tensor.shape) for name, tensor in named_tensors(model)}
-        return Checkpoint(Path(path), {"weights": fingerprint(model), "seed": seed}, shapes)
+        return RecoveryCheckpoint(Path(path), {"weights": fingerprint(model), "seed": seed}, shapes)
 
-    def resume(self) -> Found | None:
+    def resume(self) -> RecoveryState | None:
         """What was kept; None if nothing was. A file of another recovery is refused."""
         with about(self.path) as path:
             if not path.exists():
@@ -69,9 +69,9 @@ class Checkpoint:
                 raise FileError(f"its tensors are not those of this model; {_ANEW}")
             set_random_state(data.get("random"))
             length, idle, taken = (int(_number(data.get(name))) for name in ("length", "idle", "taken"))
-            return Found(_rounds(data.get("rounds")), _number(data.get("rate")), length, idle, taken, values)
+            return RecoveryState(_rounds(data.get("rounds")), _number(data.get("rate")), length, idle, taken, values)
 
-    def commit(self, found: Found) -> None:
+    def commit(self, found: RecoveryState) -> None:
         """Make this what a new process goes on from."""
         rounds = [[one.rate, one.steps, one.before, _finite(one.after), one.seconds] for one in found.rounds]
         now = {"rate": found.rate, "length": found.length, "idle": found.idle, "taken": found.taken}

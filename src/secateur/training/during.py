@@ -24,7 +24,7 @@ from secateur.tracing import trace, unwrap
 from secateur.tracing.graph import Graph
 from secateur.training.dynamic import SparseMethod
 from secateur.training.dynamic.method import check_count
-from secateur.training.penalties import Method
+from secateur.training.penalties import PenaltyMethod
 from secateur.training.penalty import Penalty
 from secateur.training.sparse_training import SparseTraining
 
@@ -32,7 +32,7 @@ Optimizer = torch.optim.Optimizer
 
 
 @dataclass(eq=False)
-class Run:
+class TrainingRun:
     """A model in training, and all that has to follow when it is cut."""
 
     model: nn.Module
@@ -64,7 +64,7 @@ class What(ABC):
     cuts = True
 
     @abstractmethod
-    def work(self, run: Run) -> Work:
+    def work(self, run: TrainingRun) -> Work:
         """Begin with an uncut model; the optimizer comes later."""
 
 
@@ -72,11 +72,11 @@ class Work(ABC):
     """What is under way in one run."""
 
     @abstractmethod
-    def attach(self, run: Run) -> None:
+    def attach(self, run: TrainingRun) -> None:
         """The optimizer is there."""
 
     @abstractmethod
-    def after(self, run: Run, steps: int) -> None:
+    def after(self, run: TrainingRun, steps: int) -> None:
         """So many steps have been taken; now the model may be cut."""
 
     @abstractmethod
@@ -118,7 +118,7 @@ class Cuts(What):
         check_count("Cuts: every", self.every)
         object.__setattr__(self, "parts", levels(cubic(5) if self.schedule is None else self.schedule))
 
-    def work(self, run: Run) -> Work:
+    def work(self, run: TrainingRun) -> Work:
         graph = trace(run.model, self.example)
         way = course(self.target, graph, self.parts)
         plan(graph, self.target, protect=self.protect)  # what cannot be reached is better known now
@@ -133,13 +133,13 @@ class _Cutting(Work):
     now: int
     done: int = 0
 
-    def attach(self, run: Run) -> None:
+    def attach(self, run: TrainingRun) -> None:
         pass
 
     def finish(self) -> None:
         pass
 
-    def after(self, run: Run, steps: int) -> None:
+    def after(self, run: TrainingRun, steps: int) -> None:
         while self.done < len(self.what.parts) and steps >= self.what.every * (self.done + 1):
             graph = trace(run.model, self.what.example)
             aim = self.way(self.what.parts[self.done], graph)
@@ -169,12 +169,12 @@ class Learned(What):
     example: Any
     target: Target
     steps: int
-    method: Method | None = None
+    method: PenaltyMethod | None = None
     strength: float = 1e-4
     only: Sequence[str] = ()
     protect: Sequence[str] = ()
 
-    def work(self, run: Run) -> Work:
+    def work(self, run: TrainingRun) -> Work:
         graph = trace(run.model, self.example)
         chosen = {"only": self.only, "protect": self.protect}
         penalty = Penalty(graph, self.method, strength=self.strength, target=self.target, steps=self.steps, **chosen)
@@ -189,11 +189,11 @@ class _Learning(Work):
     over: bool = False
     end: Any = None
 
-    def attach(self, run: Run) -> None:
+    def attach(self, run: TrainingRun) -> None:
         if not self.over:
             self.end = self.penalty.attach(run.model, run.optimizer)
 
-    def after(self, run: Run, steps: int) -> None:
+    def after(self, run: TrainingRun, steps: int) -> None:
         if not self.over and steps >= self.what.steps:
             self.finish()
             run.cut(plan(trace(run.model, self.what.example), Zeros()))
@@ -230,7 +230,7 @@ class Masks(What):
     protect: Sequence[str] = ()
     cuts = False
 
-    def work(self, run: Run) -> Work:
+    def work(self, run: TrainingRun) -> Work:
         return _Masking(SparseTraining(run.model, None, self.method, only=self.only, protect=self.protect))
 
 
@@ -238,10 +238,10 @@ class Masks(What):
 class _Masking(Work):
     sparse: SparseTraining
 
-    def attach(self, run: Run) -> None:
+    def attach(self, run: TrainingRun) -> None:
         self.sparse.attach(run.optimizer)
 
-    def after(self, run: Run, steps: int) -> None:
+    def after(self, run: TrainingRun, steps: int) -> None:
         pass  # the optimizer's steps drive it
 
     def log(self) -> dict[str, float]:

@@ -15,7 +15,7 @@ from secateur.planning.plans import Plan
 _MOST = 8  # layers that are compared
 _ALIKE = 0.9  # a larger part of the variance that differs tells of layers that no longer mean the same
 
-Index = tuple[int, Tensor]  # a dimension and which of the uncut model's positions it still has
+KeptPositions = tuple[int, Tensor]  # a dimension and which of the uncut model's positions it still has
 
 
 def difference(ours: Tensor, theirs: Tensor) -> Tensor:
@@ -35,7 +35,7 @@ def difference(ours: Tensor, theirs: Tensor) -> Tensor:
 class Correspondence:
     """Layers that are compared, each with the positions of the uncut one's output that the cut one still has."""
 
-    layers: Mapping[str, Index | None] = field(default_factory=dict)
+    layers: Mapping[str, KeptPositions | None] = field(default_factory=dict)
 
     def between(self, ours: Mapping[str, Tensor], theirs: Mapping[str, Tensor]) -> Tensor | float:
         """The mean difference of all layers."""
@@ -72,7 +72,7 @@ def correspondence(ours: Mapping[str, Tensor], theirs: Mapping[str, Tensor], pla
 
     A cut keeps positions one to one, and the plan says which. That they still mean the same is measured, not assumed.
     """
-    found: dict[str, Index | None] = {}
+    found: dict[str, KeptPositions | None] = {}
     seen: set[int] = set()
     for name, output in ours.items():
         if name in theirs and id(output) not in seen:
@@ -87,7 +87,7 @@ def correspondence(ours: Mapping[str, Tensor], theirs: Mapping[str, Tensor], pla
     return Correspondence({name: found[name] for name in spread})
 
 
-def _maps(name: str, small: torch.Size, large: torch.Size, plan: Plan | None) -> Iterator[Index | None]:
+def _maps(name: str, small: torch.Size, large: torch.Size, plan: Plan | None) -> Iterator[KeptPositions | None]:
     """Ways in which the positions of one output may be those of the other."""
     if small == large:
         yield None
@@ -102,5 +102,5 @@ def _maps(name: str, small: torch.Size, large: torch.Size, plan: Plan | None) ->
     yield from ((dims[0], torch.tensor(way)) for way in sorted(ways) if way[-1] < large[dims[0]])
 
 
-def _part(output: Tensor, index: Index | None) -> Tensor:
+def _part(output: Tensor, index: KeptPositions | None) -> Tensor:
     return output if index is None else output.index_select(index[0], index[1].to(output.device))

@@ -21,7 +21,7 @@ from secateur.training.features import Correspondence, correspondence, differenc
 _CACHED = 2**26  # numbers that the teacher said about batches that are held back, at most, to be kept
 _DROPOUT = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout, nn.FeatureAlphaDropout)
 
-Values = dict[str, Tensor]
+NamedTensors = dict[str, Tensor]
 
 
 @dataclass(frozen=True)
@@ -120,12 +120,12 @@ class Lessons:
         self._set_modes()
         return total / len(self._held)
 
-    def values(self) -> Values:
+    def values(self) -> NamedTensors:
         """What every tensor of the model holds now."""
         return {name: tensor.detach().clone() for name, tensor in named_tensors(self.model)}
 
     @torch.no_grad()
-    def put(self, values: Values) -> None:
+    def put(self, values: NamedTensors) -> None:
         """Values that the model had."""
         for name, tensor in named_tensors(self.model):
             tensor.data.copy_(values[name])

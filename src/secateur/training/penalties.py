@@ -21,7 +21,7 @@ class View:
     step: int
 
 
-class Method(ABC):
+class PenaltyMethod(ABC):
     """A penalty on the groups of an axis."""
 
     needs_target = False  # without one, nothing is doomed
@@ -43,7 +43,7 @@ def _number(name: str, value: object, low: float, high: float = float("inf")) ->
 
 
 @dataclass(frozen=True)
-class GroupLasso(Method):
+class GroupLasso(PenaltyMethod):
     """The length of each group, weighted by the root of its size.
 
     >>> import torch
@@ -61,7 +61,7 @@ class GroupLasso(Method):
 
 
 @dataclass(frozen=True)
-class GReg(Method):
+class GReg(PenaltyMethod):
     """Weight decay of the groups that have to go, which grows with every step.
 
     >>> import torch
@@ -83,7 +83,7 @@ class GReg(Method):
 
 
 @dataclass(frozen=True)
-class HalfSpace(Method):
+class HalfSpace(PenaltyMethod):
     """The group lasso, and groups that a step has turned by more than `epsilon` allows become zero.
 
     >>> HalfSpace(epsilon=0.0).half_space
@@ -108,7 +108,7 @@ class HalfSpace(Method):
 
 
 @dataclass(frozen=True)
-class Polarization(Method):
+class Polarization(PenaltyMethod):
     """Draws the scales of batch norms apart: some to zero, the others away from it.
 
     >>> import torch

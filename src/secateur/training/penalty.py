@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from secateur.errors import TrainingError
 from secateur.importance import Context
 from secateur.planning import plan
-from secateur.planning.names import Part, parts_of, runs_through
+from secateur.planning.names import Named, parts_of, runs_through
 from secateur.planning.targets import Target
 from secateur.planning.zeros import can_die
 from secateur.schedule.schedules import course, cubic
@@ -22,7 +22,7 @@ from secateur.tracing.graph import Axis, Graph
 from secateur.tracing.roles import roles
 from secateur.training.groups import Groups
 from secateur.training.optimizers import check_knows, hooked, inner
-from secateur.training.penalties import GroupLasso, Method, View
+from secateur.training.penalties import GroupLasso, PenaltyMethod, View
 
 _SETTLED = 0.3  # the part of the steps before anything is made zero
 _DONE = 0.8  # the part of the steps after which nothing more is
@@ -61,13 +61,13 @@ class Penalty:
     def __init__(
         self,
         graph: Graph,
-        method: Method | None = None,
+        method: PenaltyMethod | None = None,
         *,
         strength: float = 1e-4,
         target: Target | None = None,
         steps: int | None = None,
-        only: Part | Sequence[Part] = (),
-        protect: Part | Sequence[Part] = (),
+        only: Named | Sequence[Named] = (),
+        protect: Named | Sequence[Named] = (),
     ) -> None:
         self.method = GroupLasso() if method is None else method
         _check(graph, self.method, strength, target, steps)
@@ -235,7 +235,7 @@ class Penalty:
 def _check(graph: Any, method: Any, strength: Any, target: Any, steps: Any) -> None:
     if not isinstance(graph, Graph):
         raise TrainingError(f"Penalty takes a graph, `sec.trace(model, example)`, not {type(graph).__name__}")
-    if not isinstance(method, Method):
+    if not isinstance(method, PenaltyMethod):
         raise TrainingError(f"method is GroupLasso(), GReg(), HalfSpace() or Polarization(), not {method!r:.60}")
     number = isinstance(strength, int | float) and not isinstance(strength, bool) and math.isfinite(strength)
     if not number or strength <= 0:
@@ -248,7 +248,7 @@ def _check(graph: Any, method: Any, strength: Any, target: Any, steps: Any) -> N
         raise TrainingError(f"{type(method).__name__} acts on what a target would take: give target= and steps=")
 
 
-def _axes(graph: Graph, method: Method, only: Any, protect: Any) -> list[Axis]:
+def _axes(graph: Graph, method: PenaltyMethod, only: Any, protect: Any) -> list[Axis]:
     """The axes that can be learnt to be zero; those that are named have to."""
     able = set(can_die(graph))
     names, spared = parts_of(only, graph, "only"), parts_of(protect, graph, "protect")

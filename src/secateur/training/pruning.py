@@ -19,7 +19,7 @@ from secateur.planning import Plan
 from secateur.planning.json import parse
 from secateur.state.transaction import transaction
 from secateur.tracing import unwrap
-from secateur.training.during import Floor, Run, What, Work, check_alone
+from secateur.training.during import Floor, TrainingRun, What, Work, check_alone
 from secateur.training.optimizers import check_trains, hooked, inner
 
 if TYPE_CHECKING:
@@ -63,7 +63,7 @@ class Pruning:
             raise TrainingError(f"Pruning takes Cuts(…), Learned(…) or Masks(…), not {what!r:.60}")
         self.what, self.floor = what, floor
         self.steps = 0
-        self._run: Run | None = None
+        self._run: TrainingRun | None = None
         self._work: Work | None = None
         self._end: Any = None
 
@@ -73,7 +73,7 @@ class Pruning:
         net, found = unwrap(model), inner(optimizer)
         check_trains(found, net)
         if self._run is None or self._work is None:
-            self._run = Run(net)
+            self._run = TrainingRun(net)
             self._work = self.what.work(self._run)
         elif self._run.model is not net:
             raise TrainingError("this is not the model that `resume` was called with; make a Pruning for each model")
@@ -105,7 +105,7 @@ class Pruning:
             self._end()
             self._end = None
 
-    def _begun(self) -> tuple[Run, Work]:
+    def _begun(self) -> tuple[TrainingRun, Work]:
         if self._run is None or self._work is None:
             raise TrainingError("begin(model, optimizer) comes before the first step")
         return self._run, self._work
@@ -132,7 +132,7 @@ class Pruning:
         found = state if isinstance(state, Mapping) else _read(state)
         if not {"steps", "plan", "work"} <= found.keys():
             raise TrainingError("this is no state of a Pruning; give what its state_dict() returned")
-        run = Run(unwrap(model))
+        run = TrainingRun(unwrap(model))
         with transaction(run.model) as undo:
             undo.keep_all()
             work = self.what.work(run)

@@ -23,14 +23,14 @@ from secateur.pipeline.apply import plan_of
 from secateur.state.held import named_tensors
 from secateur.state.transaction import transaction, untouched
 from secateur.tracing import unwrap
-from secateur.training.budget import Budget
-from secateur.training.checkpoint import Checkpoint
-from secateur.training.data import Data
+from secateur.training.budget import StepBudget
+from secateur.training.checkpoint import RecoveryCheckpoint
+from secateur.training.holdout import TrainingData
 from secateur.training.lessons import Lessons
 from secateur.training.outcome import Recovered
 from secateur.training.rounds import Search
 
-Task = Callable[[Any, Any], Tensor]
+TaskLoss = Callable[[Any, Any], Tensor]
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ class _Asked:
 
     minutes: float
     steps: int | None
-    task: Task | None
+    task: TaskLoss | None
 
     def __post_init__(self) -> None:
         _check_number("minutes", self.minutes)
@@ -58,7 +58,7 @@ def recover(
     *,
     minutes: float = 10,
     steps: int | None = None,
-    task: Task | None = None,
+    task: TaskLoss | None = None,
     example: Any = None,
     checkpoint: str | os.PathLike[str] | None = None,
     seed: int = 0,
@@ -90,15 +90,15 @@ def recover(
     asked = _Asked(minutes, steps, task)
     inner, uncut = unwrap(model), unwrap(teacher)
     _check_models(model, inner, uncut)
-    data = Data(batches)
+    data = TrainingData(batches)
     plan = plan_of(inner)
     wanted = example if example is not None or plan is None else plan.example
     lessons = Lessons(inner, uncut, plan, task, lambda batch: batch if wanted is None else like(wanted, batch))
-    budget = Budget(time.perf_counter() + 60 * minutes, math.inf if steps is None else asked.steps or 0)
+    budget = StepBudget(time.perf_counter() + 60 * minutes, math.inf if steps is None else asked.steps or 0)
     with untouched(uncut), transaction(inner) as undo:
         undo.keep_all()
         lessons.prepare(data.held)
-        kept = None if checkpoint is None else Checkpoint.of(checkpoint, inner, seed)
+        kept = None if checkpoint is None else RecoveryCheckpoint.of(checkpoint, inner, seed)
         found = Search(lessons, data, budget, seed, kept).run()
         lessons.restore_modes()
     return found

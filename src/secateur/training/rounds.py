@@ -13,9 +13,9 @@ import torch
 
 from secateur.errors import TrainingError
 from secateur.progress import progress
-from secateur.training.budget import Budget
-from secateur.training.checkpoint import Checkpoint, Found
-from secateur.training.data import Data
+from secateur.training.budget import StepBudget
+from secateur.training.checkpoint import RecoveryCheckpoint, RecoveryState
+from secateur.training.holdout import TrainingData
 from secateur.training.lessons import Lessons
 from secateur.training.outcome import Recovered, Trained
 
@@ -35,10 +35,10 @@ class Search:
     """Short trials choose a rate; rounds follow, each twice as long, from the best so far."""
 
     lessons: Lessons
-    data: Data
-    budget: Budget
+    data: TrainingData
+    budget: StepBudget
     seed: int
-    checkpoint: Checkpoint | None
+    checkpoint: RecoveryCheckpoint | None
 
     def run(self) -> Recovered:
         """Everything that the budget allows; the model is left at the best."""
@@ -54,11 +54,11 @@ class Search:
             parameter.grad = None
         return Recovered(tuple(self._rounds), tuple(self.lessons.same.layers), before)
 
-    def _begun(self) -> Found:
+    def _begun(self) -> RecoveryState:
         rate = self._rate()
-        return Found(self._rounds, rate, _ROUND, 0, self.budget.taken, self._best)
+        return RecoveryState(self._rounds, rate, _ROUND, 0, self.budget.taken, self._best)
 
-    def _resumed(self) -> Found | None:
+    def _resumed(self) -> RecoveryState | None:
         """Go on from a checkpoint."""
         found = None if self.checkpoint is None else self.checkpoint.resume()
         if found is not None:
@@ -97,7 +97,7 @@ class Search:
         left = self.budget.left()
         return min(_LONGEST_TRIAL, max(5, round(left * _TRIAL)), left)
 
-    def _long_rounds(self, found: Found) -> None:
+    def _long_rounds(self, found: RecoveryState) -> None:
         rate, length, idle = found.rate, found.length, found.idle
         while idle < _IDLE and not self.budget.over and (left := self.budget.left()) > 0:
             self.lessons.put(self._best)
@@ -110,7 +110,7 @@ class Search:
             else:
                 rate *= _SLOWER
             if self.checkpoint is not None:
-                self.checkpoint.commit(Found(self._rounds, rate, length, idle, self.budget.taken, self._best))
+                self.checkpoint.commit(RecoveryState(self._rounds, rate, length, idle, self.budget.taken, self._best))
 
     def _round(self, rate: float, steps: int, before: float) -> Trained:
         """Train for some steps, the rate first rising, then falling to zero."""

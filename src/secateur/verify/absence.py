@@ -166,8 +166,8 @@ def _scale_before(attention: nn.MultiheadAttention) -> float:
     return 1 / math.sqrt(int.__index__(attention.head_dim))
 
 
-def _unchecked(self: Distribution, *args: Any, validate_args: Any = None, **kwargs: Any) -> None:
-    _distribution(self, *args[:2], **kwargs, validate_args=False)
+def _unchecked(self: Distribution, *shapes: Any, **kwargs: Any) -> None:
+    _distribution(self, *shapes[:2], **{**kwargs, "validate_args": False})
 
 
 _distribution = Distribution.__init__

@@ -11,17 +11,23 @@ import torch
 from torch import nn
 
 from secateur.compat import TorchFunctionMode
-from secateur.tracing.rehearsal import NumberCall, Numbers, is_number
+from secateur.tracing.rehearsal import NumberCall, Numbers, is_number_argument
 from secateur.verify.absence import Count, counting
-from secateur.verify.run import outputs
+from secateur.verify.run import Values, outputs
 
 
-def numbers_of(model: nn.Module, example: Any, dtype: torch.dtype) -> list[NumberCall]:
+def numbers_of(model: nn.Module, example: Any, dtype: torch.dtype, values: Values | None = None) -> list[NumberCall]:
     """The plain numbers that a model gives torch functions, call by call."""
-    return [call for call in way_of(model, example, dtype).calls if call[1]]
+    return [call for call in way_of(model, example, dtype, values=values).calls if call[1]]
 
 
-def way_of(model: nn.Module, example: Any, dtype: torch.dtype, known: Sequence[NumberCall] | None = None) -> Numbers:
+def way_of(
+    model: nn.Module,
+    example: Any,
+    dtype: torch.dtype,
+    known: Sequence[NumberCall] | None = None,
+    values: Values | None = None,
+) -> Numbers:
     """The modules that a model runs and the functions that it calls, compared with those of a known run."""
     seen: list[Numbers] = []
 
@@ -29,7 +35,7 @@ def way_of(model: nn.Module, example: Any, dtype: torch.dtype, known: Sequence[N
         seen.append(Numbers(other, known))
         return seen[-1]
 
-    outputs(model, example, dtype, within=watching, seen=lambda name, _: seen[-1].entered(name))
+    outputs(model, example, dtype, within=watching, seen=lambda name, _: seen[-1].entered(name), values=values)
     return seen[-1]
 
 
@@ -53,7 +59,7 @@ class Replayed(TorchFunctionMode):
 
 def _counted(items: Any) -> Any:
     for item in items.values() if isinstance(items, dict) else items:
-        if is_number(item):
+        if is_number_argument(item):
             yield item
         elif type(item) in (tuple, list, dict, torch.Size):
             yield from _counted(item)
@@ -61,7 +67,7 @@ def _counted(items: Any) -> Any:
 
 def _replaced(item: Any, numbers: list[Any]) -> Any:
     """Arguments with the next numbers in the place of plain ones; sizes that know what they will be stay."""
-    if is_number(item):
+    if is_number_argument(item):
         number = numbers.pop(0)
         return item if isinstance(item, Count) else number
     if type(item) is dict:

@@ -2,6 +2,10 @@
 
 - Exact cuts: zero every removed slice of the full-size model; its outputs must be those of the cut model.
 - Other cuts: mark every removed slice of the full-size model as absent; statistics are taken over what is present.
+
+A layer norm shows why there are two. It divides by the spread of all features, and removed ones that are zero still
+count in it, so the full-size model with zeros is not what the cut one should compute. With the removed features absent
+(NaN, see `absence`) each op leaves them out by itself, and the full-size model says what a cut one must put out.
 """
 
 import warnings
@@ -22,7 +26,7 @@ from secateur.tracing.examples import tensors_in
 from secateur.tracing.rehearsal import NumberCall
 from secateur.verify.absence import Absence
 from secateur.verify.numbers import Replayed
-from secateur.verify.run import outputs
+from secateur.verify.run import Values, outputs
 
 _TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-3}
 _GAP = 13  # powers of two
@@ -45,13 +49,15 @@ def expected(
     *,
     absent: bool = False,
     numbers: Sequence[NumberCall] | None = None,
+    values: Values | None = None,
 ) -> Expected:
     """Run the full-size model with the removed slices zero (exact cuts) or absent (others, and on request).
 
-    `numbers` are those that the cut model gives torch functions, where they are made of sizes. Absence is also
-    what is left where zeros make no sense: a weight kept as direction and length has none of zero.
+    `numbers` are those that the cut model gives torch functions, where they are made of sizes; `values` gives those of
+    parameters that have none here. Absence is also what is left where zeros make no sense: a weight kept as direction
+    and length has none of zero.
     """
-    if any(tensor.is_meta for _, tensor in named_tensors(model)):
+    if values is None and any(tensor.is_meta for _, tensor in named_tensors(model)):
         raise VerifyError(
             f"{type(model).__name__} is on the meta device and has no values to prove the cut with; load them first, "
             "or pass verify=False to cut the shapes"
@@ -74,14 +80,14 @@ def expected(
         watch = None if exact else (lambda name, out, to=layers: to.append((name, list(tensors_in(out)))))
         within = (lambda _: nullcontext()) if exact else (lambda other: _absence(other, sizes, numbers))
         try:
-            made = Expected(outputs(model, example, dtype, remove, within, watch), layers, dtype)
+            made = Expected(outputs(model, example, dtype, remove, within, watch, values), layers, dtype)
         except Exception as problem:  # the user's forward, in another precision than it knows
             error = problem
             continue
         if not any(tensor.is_floating_point() and bool(tensor.isnan().any()) for tensor in made.outputs):
             return made
         if exact:
-            return expected(model, plan, example, absent=True)
+            return expected(model, plan, example, absent=True, values=values)
         unclear = unclear or made  # some models put out NaN in double precision only
     if unclear is not None:
         return unclear
@@ -99,12 +105,12 @@ def _absence(model: nn.Module, sizes: Mapping[Place, int], numbers: Sequence[Num
     return stack
 
 
-def check(model: nn.Module, example: Any, want: Expected) -> float:
+def check(model: nn.Module, example: Any, want: Expected, values: Values | None = None) -> float:
     """The largest difference from what was expected, relative to its scale; raises where it is too large."""
     layers: list[tuple[str, list[Tensor]]] = []
     watch = None if not want.layers else (lambda name, out: layers.append((name, list(tensors_in(out)))))
     try:
-        got = outputs(model, example, want.dtype, seen=watch)
+        got = outputs(model, example, want.dtype, seen=watch, values=values)
     except Exception as problem:
         raise VerifyError(f"the cut model does not run: {type(problem).__name__}: {problem}") from problem
     if len(got) != len(want.outputs):

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from secateur.compat import OpOverload, TorchDispatchMode, draws, shared, storage_id, tree_map
+from secateur.compat import OpOverload, TorchDispatchMode, draws, schema, shared, storage_id, tree_map, without_modes
 from secateur.ops.record import part
 from secateur.state.held import Place
 from secateur.state.patches import SLOW_ATTENTION, patched, same_chances
@@ -23,6 +23,9 @@ def raised(tensor: Tensor, dtype: torch.dtype) -> Tensor:
     return tensor.detach().to(dtype if tensor.is_floating_point() else tensor.dtype, copy=True)
 
 
+_HELD = 2**30  # bytes of stand-ins for parameters at a time; where it takes more, one is made when it is read
+
+Values = Callable[[str], Tensor]
 Within = Callable[[nn.Module], AbstractContextManager[Any]]
 
 
@@ -33,9 +36,18 @@ def outputs(
     change: Callable[[str, Tensor], Tensor] = lambda _, tensor: tensor,
     within: Within = lambda _: nullcontext(),
     seen: Callable[[str, Any], None] | None = None,
+    values: Values | None = None,
 ) -> list[Tensor]:
-    """The tensors that a model puts out in eval mode, with `change(name, copy)` in the place of each of its own."""
-    return run_apart(model, lambda: _Precise(example, dtype, change, within, seen))
+    """The tensors that a model puts out in eval mode, with `change(name, copy)` in the place of each of its own.
+
+    `values` gives the values of parameters that have none here.
+    """
+    late = values is not None or sum(parameter.numel() for parameter in model.parameters()) * 8 > _HELD
+
+    def start() -> _Precise:
+        return _Precise(example, dtype, change, within, seen, _Late(dtype, change, values) if late else None)
+
+    return run_apart(model, start)
 
 
 def _high(item: Any) -> Any:
@@ -46,14 +58,78 @@ def _high(item: Any) -> Any:
     return item.to(_high(item.dtype)) if lower else item
 
 
+def _alone(tensor: Tensor) -> bool:
+    """Whether a tensor has its memory for itself."""
+    return tensor.layout is torch.strided and tensor.untyped_storage().nbytes() == tensor.nbytes
+
+
+def _written(op: Any, args: Any, kwargs: Any) -> list[Any]:
+    """The arguments that an op writes into."""
+    if not isinstance(op, OpOverload) or not schema(op).is_mutable:
+        return []
+    given = {a.name: value for a, value in zip(schema(op).arguments, args, strict=False)} | kwargs
+    return [given.get(a.name) for a in schema(op).arguments if a.alias_info is not None and a.alias_info.is_write]
+
+
+class _Late(TorchDispatchMode):
+    """Parameters as they are, or without values, until an op reads one: it gets the stand-in, which is then gone."""
+
+    def __init__(self, dtype: torch.dtype, change: Callable[[str, Tensor], Tensor], values: Values | None) -> None:
+        super().__init__()
+        self._dtype, self._changed, self._values = dtype, change, values
+        self._aliases: dict[int, Tensor] = {}  # by the identity of a parameter: what is in its place
+        self._known: dict[int, tuple[Tensor, list[str]]] = {}  # by its memory: that, and the parameter's names
+        self._last: tuple[Tensor, Tensor] | None = None  # an alias and its stand-in
+
+    def alias(self, parameter: Tensor, name: str) -> Tensor:
+        """What takes the place of a parameter in a model, under each of its names."""
+        if id(parameter) not in self._aliases:
+            empty = torch.empty((), dtype=parameter.dtype).expand(parameter.shape)
+            made = self._aliases[id(parameter)] = parameter.detach() if self._values is None else empty
+            self._known[storage_id(made)] = made, []
+        found = self._aliases[id(parameter)]
+        self._known[storage_id(found)][1].append(name)
+        return found
+
+    def __torch_dispatch__(self, func: Any, _types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if any(map(self._knows, _written(func, args, kwargs))):
+            raise RuntimeError("it writes into a parameter, and there is no room for a copy of all of them")
+        args, kwargs = tree_map(lambda item: self._stand_in(item) if self._knows(item) else item, (args, kwargs))
+        return func(*args, **kwargs)
+
+    def _knows(self, item: Any) -> bool:
+        return isinstance(item, Tensor) and item.layout is torch.strided and storage_id(item) in self._known
+
+    def _stand_in(self, item: Tensor) -> Tensor:
+        alias, names = self._known[storage_id(item)]
+        with without_modes():
+            if self._last is None or self._last[0] is not alias:
+                self._last = None  # before the next is made
+                made = raised(alias if self._values is None else self._values(names[0]).to(alias.device), self._dtype)
+                for name in names:
+                    made = self._changed(name, made)
+                self._last = alias, made
+            if self._values is not None:  # it is no view: these are made of stand-ins
+                return self._last[1]
+            return self._last[1].as_strided(item.shape, item.stride(), item.storage_offset() - alias.storage_offset())
+
+
 class _Precise(TorchDispatchMode):
     """A run on copies in high precision, in which ops keep it where the model's own code casts down."""
 
     def __init__(
-        self, example: Any, dtype: torch.dtype, change: Callable[[str, Tensor], Tensor], within: Within, seen: Any
+        self,
+        example: Any,
+        dtype: torch.dtype,
+        change: Callable[[str, Tensor], Tensor],
+        within: Within,
+        seen: Any,
+        late: _Late | None,
     ) -> None:
         super().__init__()
         self.strayed = False
+        self._late = late
         self._example, self._dtype, self._changed, self._within, self._seen = example, dtype, change, within, seen
         self._made: dict[int, tuple[Tensor, Tensor]] = {}  # the model's tensor and its stand-in
         self._memory: set[int] = set()
@@ -67,7 +143,15 @@ class _Precise(TorchDispatchMode):
             if self._seen is not None:
                 module.register_forward_hook(lambda _m, _i, out, name=name: self._seen(name, out))
         args, kwargs = arguments(mapped(self._example, lambda tensor: raised(tensor, self._dtype)))
-        with patched(SLOW_ATTENTION, *uncached(model)), same_chances(), torch.no_grad(), self, self._within(model):
+        late = nullcontext() if self._late is None else self._late
+        with (
+            patched(SLOW_ATTENTION, *uncached(model)),
+            same_chances(),
+            torch.no_grad(),
+            self,
+            self._within(model),
+            late,
+        ):
             torch.manual_seed(0)
             return list(tensors_in(handed_out(model, model(*args, **kwargs))))
 
@@ -75,6 +159,10 @@ class _Precise(TorchDispatchMode):
         """The copy of a tensor, as it should be."""
         if not isinstance(value, Tensor) or (kind == "attribute" and id(value) in self._made):
             return self._made[id(value)][1] if isinstance(value, Tensor) else value
+        if self._late is not None and (value.is_meta or (kind == "parameter" and _alone(value))):
+            self._itemsize = self._itemsize or (value.element_size() if value.is_floating_point() else 0)
+            self._made[id(value)] = value, self._late.alias(value, str(place))
+            return self._made[id(value)][1]
         if id(value) not in self._made:
             self._made[id(value)] = value, raised(value, self._dtype)
             self._itemsize = self._itemsize or (value.element_size() if value.is_floating_point() else 0)

@@ -1,6 +1,6 @@
 """Ways in which masks change while a network is trained, one file each."""
 
-from secateur.training.dynamic.distribution import ERK, Distribution, Uniform
+from secateur.sparse.distribution import ERK, Distribution, Uniform
 from secateur.training.dynamic.gradual import GMP
 from secateur.training.dynamic.method import Layer, SparseMethod
 from secateur.training.dynamic.movement import Movement

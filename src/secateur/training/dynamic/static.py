@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from secateur.training.dynamic.distribution import ERK, Distribution
+from secateur.sparse.distribution import ERK, Distribution
 from secateur.training.dynamic.method import Layer, SparseMethod, check_part
 
 

@@ -1,22 +1,30 @@
-"""How dense each layer is, so that all together have a given fraction of zeros."""
+"""How dense each weight is by its shape alone, so that all together have a given fraction of zeros."""
 
 from __future__ import annotations
 
 import math
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+
+from secateur.sparse.spread import Spread, Spreading
 
 
-class Distribution(ABC):
+class Distribution(Spread):
     """A function from the shapes of all weights and the sparsity of all to the density of each."""
 
     @abstractmethod
     def densities(self, shapes: Sequence[Sequence[int]], sparsity: float) -> list[float]:
         """The part of each weight that is not zero."""
+
+    def sparsities(self, model: nn.Module, names: Sequence[str], sparsity: float, batches: Sequence[Any]) -> Spreading:
+        """By shapes alone."""
+        found = self.densities([model.get_parameter(name).shape for name in names], sparsity)
+        return {name: 1 - density for name, density in zip(names, found, strict=True)}
 
     def counts(self, shapes: Sequence[Sequence[int]], sparsity: float) -> list[int]:
         """How many entries of each weight are not zero: one at least."""

@@ -16,10 +16,10 @@ _PART = 10  # one batch of so many is held back
 _MOST = 8  # batches that are held back
 
 
-class Data:
+class TrainingData:
     """Batches to learn from and a few to judge by, which are never learnt from.
 
-    >>> data = Data([torch.full((1,), float(i)) for i in range(20)])
+    >>> data = TrainingData([torch.full((1,), float(i)) for i in range(20)])
     >>> len(data.held), [float(batch) for batch in data.held]
     (2, [0.0, 10.0])
     >>> sorted(float(batch) for batch in data.once(seed=0))[:3]
