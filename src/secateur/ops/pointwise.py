@@ -26,6 +26,9 @@ TAKE_NUMBERS = {
 }  # fmt: skip
 SUMS = {aten.add.Tensor, aten.add_.Tensor}
 SCALES = {aten.mul.Tensor, aten.mul_.Tensor}
+LINEAR_IN_ALL = SUMS | {aten.sub.Tensor, aten.sub_.Tensor, aten.cat.default, aten.stack.default}  # operands together
+LINEAR_IN_ONE = SCALES | {aten.div.Tensor, aten.div_.Tensor, aten.where.self, aten.masked_fill.Scalar, aten.neg.default}
+LINEAR_IN_ONE |= {aten.clone.default, aten._to_copy.default, aten.copy_.default}
 
 
 @op(
