@@ -272,7 +272,8 @@ def like(call: Call, x: Value, *args: Any, **_: Any) -> Value:
 @zeros_like.absent
 @like.absent
 def _(op: Any, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-    return mark(op(x, *args, **kwargs), gone(x))
+    made = op(x, *args, **kwargs)
+    return mark(made.zero_() if op is aten.empty_like.default else made, gone(x))  # which may hold NaN by chance
 
 
 @like.settled
