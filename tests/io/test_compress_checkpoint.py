@@ -201,7 +201,7 @@ def test_experts_that_files_hold_one_by_one(tmp_path):
     ranked = sec.Reconstruction(batches)  # with a criterion that was given, no axis is rotated
     assert report.plan == sec.compress(model, batches[0], sec.Params(0.7), batches, timed=False, importance=ranked).plan
     assert any(".experts." in name for name in report.plan.kept)
-    model.save_pretrained(tmp_path / "reference")
+    type(model).save_pretrained.__wrapped__(model, tmp_path / "reference")  # as files hold them, one by one
     files, want = stored(tmp_path / "small"), stored(tmp_path / "reference")
     assert files.keys() == want.keys()
     for name, tensor in files.items():

@@ -122,10 +122,6 @@ def _at(place: Field, step: Any) -> Field:
     return Field(place.owner, (*place.path, step))
 
 
-class TooManyError(TraceError):
-    """A constructor goes on and on."""
-
-
 @contextmanager
 def without_weights(most: float = math.inf) -> Iterator[None]:
     """Parameters are put on the meta device as they are registered, and remember what was known of their data."""
@@ -136,7 +132,7 @@ def without_weights(most: float = math.inf) -> Iterator[None]:
     def registered(self: nn.Module, name: str, param: Any) -> None:
         if type(param) is nn.Parameter:
             if next(seen) >= most:
-                raise TooManyError("its constructor makes far more parameters than there are")
+                raise TraceError("its constructor makes far more parameters than there are")
             if param not in made and not param.is_meta:
                 made[param] = nn.Parameter(param.detach().to("meta"), param.requires_grad)
             param = made.get(param, param)
@@ -303,4 +299,4 @@ def numbers_in(model: nn.Module) -> dict[Place, Any]:
     return found
 
 
-__all__ = ["Constructed", "Field", "Maker", "Sized", "TooManyError", "constructed", "numbers_in", "without_weights"]
+__all__ = ["Constructed", "Field", "Maker", "Sized", "constructed", "numbers_in", "without_weights"]
