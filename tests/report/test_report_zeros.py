@@ -11,7 +11,7 @@ from torch import nn
 import secateur as sec
 from secateur import prune
 from secateur.report import ReportError, write_zeros
-from secateur.report.zeros import density, weights_of
+from secateur.report.zero_map import density, weights_of
 
 
 def test_cells_are_shares_of_what_is_not_zero() -> None:

@@ -17,7 +17,7 @@ from secateur.cli.packages import optional
 from secateur.cli.screen import Screen, size
 from secateur.errors import PlanError
 from secateur.importance import Magnitude, Wanda
-from secateur.report.zeros import write_zeros
+from secateur.report.zero_map import write_zeros
 from secateur.sparse import ADMM, NM, RIA, Block, Pattern, SparseGPT, Unstructured, sparsify
 
 HELP = "set weights to zero in one shot, by a pattern, from a little data"

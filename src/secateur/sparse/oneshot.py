@@ -76,10 +76,7 @@ def sparsify(
     solve, inner = _method(method), unwrap(model)
     _check_pattern(pattern)
     check_values(inner, inner.parameters(), "sparsify")
-    judges: AbstractContextManager[Sequence[Any]] = nullcontext(())
-    if held_back is not None:
-        judges = taken(held_back, "sparsify: held_back")
-    with taken(batches, "sparsify") as data, judges as kept_back, transaction(inner) as undo, _blamed():
+    with taken(batches, "sparsify") as data, _judges(held_back) as kept_back, transaction(inner) as undo, _blamed():
         undo.keep(*inner.buffers())
         masked = _unmasked(inner)
         survey = _surveyed(inner, data[0])
@@ -96,6 +93,11 @@ def sparsify(
         _mask(inner, [*masked, *(names if masks else ())])
     layers, alone, agreement = found
     return Sparsified(*described(pattern, method or solve), layers, alone, agreement, time.perf_counter() - begun)
+
+
+def _judges(held_back: Any) -> AbstractContextManager[Sequence[Any]]:
+    """The batches that were held back, none if none were given."""
+    return nullcontext(()) if held_back is None else taken(held_back, "sparsify: held_back")
 
 
 def _patterns(
