@@ -50,8 +50,9 @@ docs: setup ## build the documentation into site/
 	$(BIN)/pip install -q -c constraints.txt -e '.[docs]'
 	$(BIN)/mkdocs build --strict
 
-zoo: setup ## the whole model zoo (slow)
+zoo: setup ## the whole model zoo, and every test that is too slow for `make test`
 	$(BIN)/pytest -m 'zoo or not zoo' -n 2 -rP tests/zoo
+	$(BIN)/pytest -m 'slow and not zoo' -n 2
 
 fuzz: setup ## many thousands of new random networks and layouts; what fails is kept in tests/fuzz/cases (slow)
 	SECATEUR_FUZZ=5000 $(BIN)/pytest --timeout 36000 -n 2 tests/fuzz tests/axes

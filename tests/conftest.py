@@ -2,8 +2,6 @@
 
 import os
 import random
-from importlib.util import find_spec
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -12,13 +10,7 @@ from hypothesis import settings
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
-# torchvision's wheel may be linked to CUDA. Beside a CPU build of torch its C++ operators do not load then, and its
-# import fails on the two that it looks up at once; declaring them is enough for everything but torchvision.ops.
-try:
-    torch.ops.load_library(Path(find_spec("torchvision").origin).with_name("_C.so"))
-except OSError:
-    for name in ("nms", "qnms"):
-        torch.library.define(f"torchvision::{name}", "(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
+import torchvision_ops  # noqa: F401  before anything imports torchvision
 
 torch.set_num_threads(1)
 

@@ -142,7 +142,10 @@ MODELS = {
 }
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(name, marks=pytest.mark.slow) if name in ("mobilenetv3", "swin") else name for name in MODELS],
+)
 def test_real_architectures_come_nearer_and_no_layer_gets_worse(name: str) -> None:
     torch.manual_seed(0)
     model, batches = MODELS[name]()

@@ -22,7 +22,7 @@ IDS = {"input_ids": torch.arange(6)[None]}
 
 
 def llama(**more):
-    import_module("conftest")  # lets Transformers import torchvision beside a CPU build of torch
+    import_module("torchvision_ops")  # lets Transformers import torchvision beside a CPU build of torch
     from transformers import LlamaConfig, LlamaForCausalLM
 
     torch.manual_seed(1)

@@ -44,6 +44,7 @@ def test_the_stream_of_linear_bottlenecks_is_free_unless_something_is_in_between
         nn.Tanh(),
         scale,
         nn.Conv2d(6, 6, 1, groups=6),
+        nn.MaxPool2d(2),
         nn.Dropout2d(0.0),
     ):
         want = {"stem.weight"} if isinstance(between, nn.Dropout2d) else set()
@@ -85,7 +86,7 @@ def test_a_rotation_changes_the_weights_and_not_the_output() -> None:
 
 def test_what_is_not_free_is_refused_and_the_model_is_as_it_was() -> None:
     torch.manual_seed(0)
-    net, x = nn.Sequential(nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, 2)), torch.randn(5, 4)
+    net, x = nn.Sequential(nn.Conv1d(4, 6, 1), nn.MaxPool1d(2), nn.Conv1d(6, 2, 1)), torch.randn(5, 4, 8)
     graph, before = sec.trace(net, x), copy.deepcopy(net.state_dict())
     turned = torch.linalg.qr(torch.randn(6, 6))[0]
     for matrix, error, said in (
@@ -98,3 +99,7 @@ def test_what_is_not_free_is_refused_and_the_model_is_as_it_was() -> None:
         assert all(torch.equal(net.state_dict()[name], value) for name, value in before.items())
     with pytest.raises(sec.ApplyError, match="traced from"):
         sec.rotate(copy.deepcopy(net), graph, graph.axes[0], turned)
+    net[1] = nn.ReLU()
+    graph = sec.trace(net, x)
+    with pytest.raises(sec.ApplyError, match="not linear"):
+        sec.rotate(net, graph, graph.axes[0], turned)

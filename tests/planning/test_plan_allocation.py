@@ -44,7 +44,15 @@ def test_close_to_the_best_of_all_choices() -> None:
 
 
 @pytest.mark.parametrize("fraction", [0.75, 0.5, 0.25])
-@pytest.mark.parametrize("name", ["resnet18", "vit_tiny_patch16_224", "mobilenetv3_small_050", "densenet121"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "resnet18",
+        "vit_tiny_patch16_224",
+        "mobilenetv3_small_050",
+        pytest.param("densenet121", marks=pytest.mark.slow),
+    ],
+)
 def test_within_one_per_cent_on_real_models(name: str, fraction: float) -> None:
     graph = sec.trace(timm.create_model(name), torch.zeros(1, 3, 224, 224))
     for target, change in ((sec.Macs(fraction), "macs"), (sec.Params(fraction), "params")):

@@ -35,7 +35,15 @@ def test_every_size_comes_out_right_after_a_cut(ratio: float) -> None:
 
 
 @pytest.mark.parametrize("name", ["timm cait_xxs24_224", "torchvision swin_t", "transformers bart"])
-@pytest.mark.parametrize("target", [sec.Ratio(0.5), sec.Ratio(0.3), sec.Params(0.6)], ids=str)
+@pytest.mark.parametrize(
+    "target",
+    [
+        pytest.param(sec.Ratio(0.5), marks=pytest.mark.slow),
+        sec.Ratio(0.3),
+        pytest.param(sec.Params(0.6), marks=pytest.mark.slow),
+    ],
+    ids=str,
+)
 def test_real_models_whose_code_divides_widths(name: str, target: Any) -> None:
     model, example = build(name)
     graph = sec.trace(model, example)

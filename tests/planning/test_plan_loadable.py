@@ -251,3 +251,48 @@ def test_timm_models_are_built_by_create_model() -> None:
     fresh.load_state_dict(model.state_dict())
     with torch.no_grad():
         assert torch.equal(fresh(image), model(image))
+
+
+def _rounded(value: float, divisor: int) -> int:
+    new = max(divisor, int(value + divisor / 2) // divisor * divisor)
+    return new + divisor if new < 0.9 * value else new
+
+
+class Inverted(nn.Module):
+    """Widths are made of a ratio and rounded to multiples of a number."""
+
+    def __init__(self, ratio: float = 6.0, divisor: int = 8, widths: tuple[int, ...] = (16, 24)) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList()
+        for width in widths:
+            inner = _rounded(round(width * ratio), divisor)
+            self.layers.append(nn.Sequential(nn.Linear(4, inner), nn.ReLU(), nn.Linear(inner, 4)))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for layer in self.layers:
+            x = x + layer(x)
+        return x
+
+
+def test_a_ratio_that_the_constructor_rounds() -> None:
+    net = Inverted()
+    graph = sec.trace(net, torch.zeros(1, 4), make=functools.partial(Inverted, ratio=6.0, divisor=8))
+    plan = sec.plan(graph, sec.Params(0.75), loadable=True)
+    assert set(plan.fields) == {"ratio"}
+    sec.apply(net, plan)
+    fresh = Inverted(**plan.fields)
+    fresh.load_state_dict(net.state_dict())
+    x = torch.randn(5, 4)
+    assert torch.equal(fresh(x), net(x))
+    assert 0.5 < plan.params.after / plan.params.before <= 0.75
+
+
+class Fixed(Net):
+    def __init__(self, width: int = 16) -> None:
+        super().__init__(16)
+
+
+def test_a_budget_out_of_reach_names_what_the_constructor_keeps() -> None:
+    graph = sec.trace(Fixed(), torch.zeros(1, 8), make=functools.partial(Fixed, width=16))
+    with pytest.raises(sec.PlanError, match=r"cannot be reached.*whatever its arguments"):
+        sec.plan(graph, sec.Params(0.5), loadable=True)

@@ -39,8 +39,9 @@ def stop_at(last):
     return fit
 
 
-@pytest.mark.parametrize("make", [mlp, Conv])
-@pytest.mark.parametrize("last", [1, 2])
+@pytest.mark.parametrize(
+    ("make", "last"), [(mlp, 1), (mlp, 2), (Conv, 1), pytest.param(Conv, 2, marks=pytest.mark.slow)]
+)
 def test_a_run_is_taken_up_where_it_was(tmp_path, make, last):
     torch.manual_seed(0)
     model = make()

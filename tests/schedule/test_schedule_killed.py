@@ -73,6 +73,7 @@ def test_killed_at_random_again_and_again(victim, tmp_path, seed):
     assert found["result"] == whole["result"]
 
 
+@pytest.mark.slow
 def test_killed_from_outside_until_it_comes_through(victim, tmp_path):
     _, whole = victim(tmp_path / "whole")
     status, killed, seconds = KILLED, 0, 0.005

@@ -35,6 +35,7 @@ CHANCES: dict[str, Callable[[Tensor], Tensor]] = {
     "a mask": lambda x: x * torch.bernoulli(torch.full_like(x, 0.5)),
     "in place": lambda x: x + torch.empty_like(x).uniform_(-1, 1).exponential_().normal_(),
     "around": lambda x: torch.normal(x, 0.1) + torch.normal(x, x.abs()),
+    "a single number": lambda x: x * torch.rand([]),
     "a choice": lambda x: F.gumbel_softmax(x, dim=-1),
     "slopes": lambda x: F.rrelu(x, training=True),
     "an order of rows": lambda x: x[torch.randperm(x.shape[0])] + F.dropout(x, training=True),

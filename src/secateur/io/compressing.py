@@ -61,10 +61,10 @@ def compress_checkpoint(
     >>> report.plan == again.plan, torch.allclose(small["4.weight"], net[4].weight)
     (True, True)
 
-    What `compress` does in memory: rank, plan, cut, verify, refit. Here the weights stay in their files, which are
-    mapped, and those of the small model are mapped from the new files. Batches go from layer to layer in turn, so the
-    system reads a layer when its turn comes and lets go of it afterwards. What is held is one batch of activations and
-    what a layer takes to be solved for.
+    What `compress` does in memory: rank, plan, cut, verify, refit; no axis is rotated. Here the weights stay in their
+    files, which are mapped, and those of the small model are mapped from the new files. Batches go from layer to layer
+    in turn, so the system reads a layer when its turn comes and lets go of it afterwards. What is held is one batch of
+    activations and what a layer takes to be solved for.
 
     `example` is what the model is traced with; the first batch if none is given. `model` is one of the checkpoint's
     class, of full size, whose weights do not count (parameters on the meta device will do); Transformers' models are

@@ -67,9 +67,11 @@ def load(path: Any, model: Any = None, *, make: Any = None) -> Any:
         if model is None:
             return _from_nothing(file, make)
         inner = unwrap(model)
+        header = header_of(file, inner)
+        _check_model(inner, header)
+        if header.plan is not None:
+            check_alone(inner, header.plan)  # before anything here holds its tensors, too
         with transaction(inner) as undo:
-            header = header_of(file, inner)
-            _check_model(inner, header)
             _carry_out(inner, header, file, undo)
     if header.plan is not None:
         tell_holders(inner, header.plan)
@@ -139,7 +141,6 @@ def _carry_out(model: nn.Module, header: Header, file: Stored, undo: Transaction
         if header.plan is not None:
             plan = held_here(model, header.plan)
             carry_out(model, plan)
-            check_alone(model, plan)
             remember(model, header.plan)
         check_biases(model, header.biases)
         state = State.of(model)

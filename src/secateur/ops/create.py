@@ -35,7 +35,7 @@ def alike(call: Call, *_: Any, **__: Any) -> Value:
 @alike.settled
 def _(op: Any, *args: Any, **kwargs: Any) -> Tensor:
     """One draw for all elements."""
-    one: Tensor = op(*args[:-1], [1], **kwargs)
+    one: Tensor = op(*args[:-1], [], **kwargs)
     return one.expand(args[-1]).clone()
 
 

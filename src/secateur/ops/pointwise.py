@@ -26,6 +26,9 @@ TAKE_NUMBERS = {
 }  # fmt: skip
 SUMS = {aten.add.Tensor, aten.add_.Tensor}
 SCALES = {aten.mul.Tensor, aten.mul_.Tensor}
+LINEAR_IN_ALL = SUMS | {aten.sub.Tensor, aten.sub_.Tensor, aten.cat.default, aten.stack.default}  # operands together
+LINEAR_IN_ONE = SCALES | {aten.div.Tensor, aten.div_.Tensor, aten.where.self, aten.masked_fill.Scalar, aten.neg.default}
+LINEAR_IN_ONE |= {aten.clone.default, aten._to_copy.default, aten.copy_.default}
 
 
 @op(
@@ -269,7 +272,8 @@ def like(call: Call, x: Value, *args: Any, **_: Any) -> Value:
 @zeros_like.absent
 @like.absent
 def _(op: Any, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-    return mark(op(x, *args, **kwargs), gone(x))
+    made = op(x, *args, **kwargs)
+    return mark(made.zero_() if op is aten.empty_like.default else made, gone(x))  # which may hold NaN by chance
 
 
 @like.settled

@@ -2,7 +2,6 @@
 
 import time
 from collections.abc import Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -14,6 +13,7 @@ from secateur.distributed import alone, meet, together
 from secateur.importance import Importance, Reconstruction
 from secateur.importance.batches import check_values
 from secateur.pipeline.apply import agree_on, apply, outcome
+from secateur.pipeline.bases import Bases
 from secateur.planning import Plan, plan
 from secateur.planning.plans import Change
 from secateur.planning.targets import Target
@@ -21,9 +21,10 @@ from secateur.state.held import named_tensors
 from secateur.state.transaction import Transaction, transaction
 from secateur.timing import Timing, latency
 from secateur.timing.target import check_measured
-from secateur.tracing import macs, trace, unwrap
+from secateur.tracing import Graph, macs, trace, unwrap
 
 _RANKED = 16  # batches that tell which positions go: fewer than it takes to fit the rest
+_TURNED = 4  # batches that tell the basis of an axis: a small matrix
 _FASTER = 1.05  # below this, the difference is noise
 
 
@@ -83,9 +84,10 @@ def compress(
 
     `batches` are inputs as the model will see them, the more the better: an iterable of examples, or a function that
     makes one. Of an endless iterable, give a part: `sec.Data(batches, tokens=100_000)`. What the example does not have,
-    such as the labels of a DataLoader, is left out. Positions are ranked by what the output would lose when they go and
-    the others are refitted (`Reconstruction`), the target is spent where that costs least, the cut is verified, and
-    each layer is refitted to what it put out before (`LeastSquares`). The keywords are those of `plan`, `LeastSquares`
+    such as the labels of a DataLoader, is left out. Axes that only linear maps touch (`rotations`) are rotated, so that
+    less is lost; not for another criterion. Positions are ranked by what the output would lose when they go and the
+    others are refitted (`Reconstruction`), the target is spent where that costs least, the cut is verified, and each
+    layer is refitted to what it put out before (`LeastSquares`). The keywords are those of `plan`, `LeastSquares`
     and `apply`; `bias=True` gives layers without a bias one where that helps; `timed=False` skips measuring time.
     All or nothing: whatever goes wrong, the model is as it was. In a process group every rank calls this with its own
     batches, and all come to the model that a single process makes of all batches.
@@ -97,16 +99,15 @@ def compress(
         check_measured(target)
         graph = trace(inner, example)
         options: dict[str, Any] = {"exact": exact, "protect": protect, "round_to": round_to, "loadable": loadable}
-        criterion = ranking(data) if importance is None else importance
-        with alone() if importance is None else nullcontext():  # a criterion that was given has data of its own
-            made = plan(graph, target, importance=criterion, **options)
+        made, criterion, bases = _planned(graph, target, importance, data, options)
         before = Counted(graph.macs(), params(inner), latency(inner, example) if timed else None)
         agree_on("compress", made)
         with transaction(inner) as undo:
+            turned = bases.rotate({axis.name for axis in made.axes}, undo)
             reached = _cut(inner, made, LeastSquares(data, ridge=ridge, bias=bias), verify, undo)
             after = Counted(macs(inner, example), params(inner), latency(inner, example) if timed else None)
             meet("compress: done")  # on every rank, or on none
-    return compressed(made, reached, before, after, criterion, start)
+    return compressed(made, reached, before, after, criterion, start, turned)
 
 
 def ranking(data: Sequence[Any]) -> Importance:
@@ -123,18 +124,35 @@ class Counted(NamedTuple):
 
 
 def compressed(
-    made: Plan, reached: Outcome, before: Counted, after: Counted, criterion: Importance, start: float
+    made: Plan,
+    reached: Outcome,
+    before: Counted,
+    after: Counted,
+    criterion: Importance,
+    start: float,
+    turned: Sequence[str] = (),
 ) -> Compressed:
-    """What came of it; `start` is when it began."""
+    """What came of it; `start` is when it began, `turned` are the axes that were rotated."""
     return Compressed(
         plan=made,
         compensation=reached,
         macs=Change(before.macs, after.macs),
         params=Change(before.params, after.params),
         latency=None if before.time is None or after.time is None else (before.time, after.time),
-        why=_why(made, criterion),
+        why=_why(made, criterion, turned),
         seconds=time.perf_counter() - start,
     )
+
+
+def _planned(
+    graph: Graph, target: Target, importance: Importance | None, data: Sequence[Any], options: dict[str, Any]
+) -> tuple[Plan, Importance, Bases]:
+    """What to cut, by which criterion and in which bases; the model is as it was."""
+    if importance is not None:  # it has data of its own
+        return plan(graph, target, importance=importance, **options), importance, Bases.of(graph, ())
+    criterion = ranking(data)
+    with alone(), Bases.of(graph, Some(data, _TURNED)).tried() as bases:
+        return plan(graph, target, importance=criterion, **options), criterion, bases
 
 
 def _cut(model: nn.Module, made: Plan, recipe: LeastSquares, verify: bool, undo: Transaction) -> Outcome:
@@ -159,11 +177,13 @@ def params(model: nn.Module) -> int:
     return sum(parameter.numel() for parameter in model.parameters())
 
 
-def _why(made: Plan, criterion: Importance) -> tuple[str, ...]:
+def _why(made: Plan, criterion: Importance, turned: Sequence[str]) -> tuple[str, ...]:
     """The choice in words: what went most and what stayed."""
     name = type(criterion).__name__ if not callable(getattr(criterion, "__name__", None)) else criterion.__name__
     cut = sorted(made.axes, key=lambda axis: len(axis.keep) / axis.size)
     if not cut:
         return (f"ranked by {name}: nothing had to be cut",)
     most = ", ".join(f"{axis.name} ({axis.size} → {len(axis.keep)})" for axis in cut[:3])
-    return (f"ranked by {name}; {len(cut)} axes are cut, where that loses least for what it saves; most of all {most}",)
+    chosen = f"ranked by {name}; {len(cut)} axes are cut, where that loses least for what it saves; most of all {most}"
+    rotated = f"only linear maps touch {len(turned)} of them, such as {turned[0]}: rotated first" if turned else ""
+    return (chosen, rotated) if rotated else (chosen,)

@@ -2,35 +2,41 @@
 
 What makes the positions of such an axis is rotated by an orthogonal matrix R, and so is what reads them: y = R (W x) in
 the one, V' = V Rᵀ in the other, and V' y is what it was. SliceGPT (Ashkboos et al., 2024) uses this for the residual
-stream of a few language models; a graph knows such axes of any model. Which op lies in between is not asked: an axis is
-free if the model puts out the same, in double precision, when all weights that have part in it are rotated at random,
-and also when what makes it is a thousand times larger or smaller and what reads it makes up for that. The first fails
-for ops that look at single positions (ReLU, a scale for each), the second for those that bend (tanh, clamps).
+stream of a few language models; a graph knows such axes of any model. The op that lies in between is only asked to save
+time: an axis is free if the model puts out the same, in double precision, when all weights that have part in it are
+rotated at random, and also when what makes it is hundreds of times larger or smaller and what reads it makes up for
+that. The first fails for ops that look at single positions (ReLU, a scale for each), the second for those that bend
+(tanh, clamps). Where an axis is there many times, as the values of each head of attention are, each of its parts has a
+basis of its own, if the model puts out the same then, too.
 """
 
-from collections.abc import Iterator, Mapping
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property, reduce
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from secateur.axes import Atom
 from secateur.errors import ApplyError, VerifyError
 from secateur.importance.weights import Weights
-from secateur.progress import progress
 from secateur.state.transaction import transaction
 from secateur.tracing import unwrap
 from secateur.tracing.graph import Axis, Graph, Site
-from secateur.tracing.roles import roles
+from secateur.tracing.roles import Roles, roles
 from secateur.verify.run import outputs
 
-_SCALES = (1.0, 1e3, 1e-3)
 _OFF = 1e-8  # of an output's largest element; what is rounded in double precision is far below
 _ROUNDED = 1e-3  # of a model in single precision that was rotated
+_NOT_LINEAR = "an op between the weights that make it and those that read it is not linear"
 
 
 @dataclass(frozen=True)
 class Rotation:
-    """An axis, whether its basis is free and, if it is not, why.
+    """An axis, whether its basis is free and, if it is not, why; `parts` of it, such as heads, have each their own.
 
     >>> import secateur as sec
     >>> net = nn.Sequential(nn.Linear(4, 8), nn.Linear(8, 2))
@@ -41,9 +47,11 @@ class Rotation:
     axis: Axis
     free: bool
     why: str = ""
+    parts: int = 1
 
     def __str__(self) -> str:
-        return f"{self.axis.name} ({self.axis.size}): {'free' if self.free else self.why}"
+        apart = f", {self.parts} times" if self.parts > 1 else ""
+        return f"{self.axis.name} ({self.axis.size}{apart}): {'free' if self.free else self.why}"
 
 
 def rotations(graph: Graph) -> tuple[Rotation, ...]:
@@ -57,18 +65,26 @@ def rotations(graph: Graph) -> tuple[Rotation, ...]:
     0 features (8): free
     1 features (6): an op between the weights that make it and those that read it is not linear
 
-    The model runs a few times for each axis, on copies of its weights and on the example that it was traced with, which
-    should therefore hold values as the model will see them, not zeros.
+    The model runs a few times, on copies of its weights and on the example that it was traced with, which should
+    therefore hold values as the model will see them, not zeros.
     """
-    model, found, known = graph.model, [], roles(graph)
-    weights = Weights(graph, graph.axes)
-    plain = outputs(model, graph.example, torch.float64)
-    for axis in progress(graph.axes, "rotations"):
-        why = _unfit(weights, axis, known.reads, known.makes)
-        if not why:
-            why = _bent(weights, axis, plain, known.reads)
-        found.append(Rotation(axis, not why, why))
-    return tuple(found)
+    places, whys = free_places(Weights(graph, graph.axes), graph.example)
+    return tuple(
+        Rotation(axis, axis in places, whys.get(axis, ""), places[axis].parts if axis in places else 1)
+        for axis in graph.axes
+    )
+
+
+def free_places(weights: Weights, example: Any) -> tuple[Mapping[Axis, Places], Mapping[Axis, str]]:
+    """The axes that are free, as runs on an example show, with their places; and why the others are not."""
+    known = roles(weights.graph)
+    whys = {axis: _unfit(weights, axis, known) for axis in weights.axes}
+    places = {axis: Places(weights, axis) for axis, why in whys.items() if not why}
+    trial = _Trial(weights, known.reads, example)
+    apart = trial.free([own for own in places.values() if own.parts > 1])
+    alike = trial.free([own.alike() for axis, own in places.items() if axis not in apart])
+    found = {axis: apart.get(axis) or alike[axis] for axis in places if axis in apart or axis in alike}
+    return found, {axis: why or trial.why(axis) for axis, why in whys.items() if axis not in found}
 
 
 def rotate(model: nn.Module, graph: Graph, axis: Axis, matrix: Tensor) -> nn.Module:
@@ -82,103 +98,178 @@ def rotate(model: nn.Module, graph: Graph, axis: Axis, matrix: Tensor) -> nn.Mod
     >>> bool((net(x) - before).abs().max() < 1e-5)
     True
 
+    Where `rotations` says that an axis has several parts, there may be a matrix for each: (parts, size, size).
     All or nothing: where the output changes by more than rounding, the model is as it was. An optimizer's state is not
     rotated: make a new optimizer.
     """
     inner = unwrap(model)
     if inner is not graph.model:
         raise ApplyError("rotate takes the model that the graph was traced from")
-    size = axis.size
-    square = matrix.detach().to("cpu", torch.float64)
-    if square.shape != (size, size) or not torch.allclose(square @ square.T, torch.eye(size).double(), atol=1e-6):
-        raise ApplyError(f"{axis.name} is rotated by an orthogonal matrix of {size} x {size}; this one is not")
-    known = roles(graph)
-    weights = Weights(graph, graph.axes)
-    why = _unfit(weights, axis, known.reads, known.makes)
+    known, weights = roles(graph), Weights(graph, graph.axes)
+    why = _unfit(weights, axis, known)
     if why:
         raise ApplyError(f"{axis.name} cannot be rotated: {why}")
-    before = outputs(inner, graph.example, torch.float64)
-    with transaction(inner) as undo, torch.no_grad():
-        for name, sites in _sites(weights, axis).items():
-            tensor = weights.parameters[name]
-            undo.keep(tensor)
-            tensor.copy_(_rotated(weights, axis, sites, tensor.double(), square))
-        off = _difference(before, outputs(inner, graph.example, torch.float64))
-        if not off < _ROUNDED:
-            raise VerifyError(
-                f"{axis.name}: rotated, the model puts out something else (off by {off:.2g}). The model is as it was."
-            )
+    places, square = Places(weights, axis), matrix.detach().to("cpu", torch.float64)
+    places = places.alike() if square.ndim == 2 else places
+    square = square if square.ndim == 3 else square.unsqueeze(0)
+    one = torch.eye(axis.size).double()
+    if square.shape != (places.parts, *one.shape) or not torch.allclose(
+        square @ square.mT, one.expand_as(square), atol=1e-6
+    ):
+        times = f", or by {places.parts} of these" if places.parts > 1 else ""
+        raise ApplyError(
+            f"{axis.name} is rotated by an orthogonal matrix of {axis.size} x {axis.size}{times}; this one is not"
+        )
+    rotate_all(weights, {places: square}, graph.example)
     return model
 
 
-def _unfit(weights: Weights, axis: Axis, reads: frozenset[Site], makes: frozenset[Site]) -> str:
+def rotate_all(weights: Weights, matrices: Mapping[Places, Tensor], example: Any) -> None:
+    """Rotate axes, each by its matrices, in place, and verify on an example: all or nothing."""
+    model = weights.model
+    before = outputs(model, example, torch.float64)
+    with transaction(model) as undo, torch.no_grad():
+        for own, matrix in matrices.items():
+            for name in own.tensors:
+                tensor = weights.parameters[name]
+                undo.keep(tensor)
+                tensor.copy_(own.rotated(name, tensor.double(), matrix))
+        off = _difference(before, outputs(model, example, torch.float64))
+        if not off < _ROUNDED:
+            names = ", ".join(own.axis.name for own in matrices)
+            raise VerifyError(
+                f"{names}: rotated, the model puts out something else (off by {off:.2g}). The model is as it was."
+            )
+
+
+def _unfit(weights: Weights, axis: Axis, known: Roles) -> str:
     """Why an axis cannot be rotated, as far as the graph tells."""
     if not axis.exact:
         return f"its positions are looked at together: {axis.why}"
     others = [site.tensor for site in axis.sites if site.tensor not in weights.parameters]
     if others:
         return f"{others[0]} goes with single positions"
-    sites = {site for sites in _sites(weights, axis).values() for site in sites}
-    if not sites & reads:
+    sites = {site for site, _ in weights.context(axis).sites()}
+    if not sites & known.reads:
         return "no weight reads it"
-    if not sites & makes:
+    if not sites & known.makes:
         return "no weight makes it"
-    lost = sorted(site.tensor for site in sites - reads - makes)
-    return f"it is not known what {lost[0]} has to do with it" if lost else ""
+    lost = sorted(site.tensor for site in sites - known.reads - known.makes)
+    if lost:
+        return f"it is not known what {lost[0]} has to do with it"
+    return _NOT_LINEAR if axis.atom in known.bent else ""
 
 
-def _bent(weights: Weights, axis: Axis, plain: list[Tensor], reads: frozenset[Site]) -> str:
-    """Rotate and stretch copies of the weights: why the model puts out something else; nothing if it does not."""
-    found = _sites(weights, axis)
-    generator = torch.Generator().manual_seed(0)
-    matrix = torch.linalg.qr(torch.randn(axis.size, axis.size, generator=generator, dtype=torch.float64))[0]
-    tied = any(len({site in reads for site in sites}) > 1 for sites in found.values())
-    for scale in _SCALES[: 1 if tied else None]:
+class Places:
+    """Where an axis is in the model's parameters: for each place, which positions and which of its parts are there.
 
-        def change(name: str, tensor: Tensor, scale: float = scale) -> Tensor:
-            sites = found.get(name, ())
-            return tensor if not sites else _rotated(weights, axis, sites, tensor, matrix, scale, reads)
+    What goes with an axis wherever it is, as the heads do with the values of each, tells its parts.
+    """
 
-        try:
-            off = _difference(plain, outputs(weights.model, weights.graph.example, torch.float64, change))
-        except Exception as error:  # any code of the user's may run here
-            return f"the model does not run on rotated weights ({type(error).__name__}: {error})"
-        if not off < _OFF:
-            return "an op between the weights that make it and those that read it is not linear"
-    return ""
+    def __init__(self, weights: Weights, axis: Axis, *, apart: bool = True) -> None:
+        self.axis, self._weights = axis, weights
+        found: dict[str, tuple[Site, ...]] = {}
+        for site, _ in weights.context(axis).sites():  # of several names of a parameter, the first
+            found[site.tensor] = (*found.get(site.tensor, ()), site)
+        self.tensors: Mapping[str, tuple[Site, ...]] = found
+        self._beside = self._shared() if apart else ()
+        self.parts = reduce(lambda size, atom: size * atom.size, self._beside, 1)
+
+    def alike(self) -> Places:
+        """With one basis for all parts."""
+        return Places(self._weights, self.axis, apart=False)
+
+    def _shared(self) -> tuple[Atom, ...]:
+        """The axes that are beside it in each of its places."""
+        shared: dict[Atom, None] | None = None
+        for site in (site for sites in self.tensors.values() for site in sites):
+            for where, _ in self._weights.context(self.axis).owned(site.tensor, site.dim):
+                mine = {a: None for a in self._weights.owned(site.tensor, site.dim) if a is not self.axis.atom}
+                mine = {a: None for a in mine if a.size > 1 and bool((self._position(a, site)[where] >= 0).all())}
+                shared = mine if shared is None else {atom: None for atom in shared if atom in mine}
+        return tuple(shared or ())
+
+    def _position(self, atom: Atom, site: Site) -> Tensor:
+        """The position of another axis at each index of a dimension; -1 where it has none, or several."""
+        found = torch.full((self._weights.graph.layouts[site.tensor][site.dim].size,), -1)
+        times = torch.zeros_like(found)
+        for where, position in self._weights.owned(site.tensor, site.dim)[atom]:
+            found[where] = position
+            times[where] += 1
+        return found.where(times == 1, -1)
+
+    def at(self, site: Site) -> Iterator[tuple[Tensor, Tensor]]:
+        """For each place in a dimension, indices as (positions, times), and which part each of the times is."""
+        for where, position in self._weights.context(self.axis).owned(site.tensor, site.dim):
+            index = where[position.argsort(stable=True)].view(self.axis.size, -1)
+            part = torch.zeros_like(index[0])
+            for atom in self._beside:
+                part = part * atom.size + self._position(atom, site)[index[0]]
+            yield index, part
+
+    def rotated(
+        self, name: str, tensor: Tensor, matrix: Tensor, scale: float = 1.0, reads: frozenset[Site] = frozenset()
+    ) -> Tensor:
+        """A tensor with the axis rotated in it, (parts, size, size): longer by `scale`, or shorter where it is read."""
+        made = tensor.clone()
+        for site in self.tensors[name]:
+            by = matrix.to(made) * (1 / scale if site in reads else scale)
+            first = made.movedim(site.dim, 0)
+            for index, part in self.at(site):
+                first[index] = torch.einsum("nij,jn...->in...", by[part], first[index])
+        return made
 
 
-def _sites(weights: Weights, axis: Axis) -> Mapping[str, tuple[Site, ...]]:
-    """The dimensions of each parameter that an axis has part in; of several names, the first."""
-    found: dict[str, tuple[Site, ...]] = {}
-    for site, _ in weights.context(axis).sites():
-        found[site.tensor] = (*found.get(site.tensor, ()), site)
-    return found
+class _Trial:
+    """Runs of a model with some of its axes rotated at random and stretched."""
 
+    def __init__(self, weights: Weights, reads: frozenset[Site], example: Any) -> None:
+        self._model, self._example, self._reads = weights.model, example, reads
+        self._errors: dict[Axis, str] = {}
 
-def _rotated(
-    weights: Weights,
-    axis: Axis,
-    sites: tuple[Site, ...],
-    tensor: Tensor,
-    matrix: Tensor,
-    scale: float = 1.0,
-    reads: frozenset[Site] = frozenset(),
-) -> Tensor:
-    """A tensor with an axis rotated in some of its dimensions: longer by `scale`, or shorter where that is read."""
-    made = tensor.clone()
-    for site in sites:
-        by = matrix * (1 / scale if site in reads else scale)
-        first = made.movedim(site.dim, 0)
-        for at in _places(weights, axis, site):  # (positions, as often as each is there)
-            first[at] = torch.tensordot(by.to(made), first[at].clone(), dims=1)
-    return made
+    def free(self, places: Sequence[Places]) -> dict[Axis, Places]:
+        """The axes that leave the output as it is: all at a time and, where they do not, one half after the other."""
+        if not places:
+            return {}
+        if self._same(places):
+            return {own.axis: own for own in places}
+        half = len(places) // 2
+        return self.free(places[:half]) | self.free(places[half:]) if half else {}
 
+    def why(self, axis: Axis) -> str:
+        """Why an axis is not free."""
+        return self._errors.get(axis, _NOT_LINEAR)
 
-def _places(weights: Weights, axis: Axis, site: Site) -> Iterator[Tensor]:
-    """For each place of an axis in a dimension, the indices of its positions, row by row."""
-    for where, position in weights.context(axis).owned(site.tensor, site.dim):
-        yield where[position.argsort(stable=True)].view(axis.size, -1)
+    def _same(self, places: Sequence[Places]) -> bool:
+        generator = torch.Generator().manual_seed(0)
+        matrices, stretch = [], []
+        for own in places:
+            size = own.axis.size
+            matrices.append(torch.linalg.qr(torch.randn(own.parts, size, size, generator=generator).double())[0])
+            tied = any(len({site in self._reads for site in sites}) > 1 for sites in own.tensors.values())
+            stretch.append(0.0 if tied else 2 + float(torch.rand((), generator=generator)))
+        for power in (0, 1, -1) if any(stretch) else (0,):
+
+            def change(name: str, tensor: Tensor, power: int = power) -> Tensor:
+                for own, matrix, much in zip(places, matrices, stretch, strict=True):
+                    if name in own.tensors:
+                        tensor = own.rotated(name, tensor, matrix, 10 ** (power * much), self._reads)
+                return tensor
+
+            try:
+                off = _difference(self._plain, outputs(self._model, self._example, torch.float64, change))
+            except Exception as error:  # any code of the user's may run here
+                why = f"the model does not run on rotated weights ({type(error).__name__}: {error})"
+                self._errors |= {own.axis: why for own in places}
+                return False
+            if not off < _OFF:
+                self._errors |= {own.axis: _NOT_LINEAR for own in places}
+                return False
+        return True
+
+    @cached_property
+    def _plain(self) -> list[Tensor]:
+        return outputs(self._model, self._example, torch.float64)
 
 
 def _difference(one: list[Tensor], other: list[Tensor]) -> float:

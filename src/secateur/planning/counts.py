@@ -6,12 +6,16 @@ components. In each the wanted counts are taken if they satisfy everything; else
 be found. To keep all is always a solution.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 
 from secateur.axes import Atom
+from secateur.sizes.size import Dim, Expr
 from secateur.tracing.equations import Constraint, Equations
 
-_TRIES = 50_000
+Bound = tuple[Constraint, list[int]]  # a constraint and the classes, by number, that it speaks of
+
+_TRIES, _BETTER, _ROUNDS = 20_000, 2_000, 100  # for a solution, for one that is nearer, and how often more is asked
 
 
 def settle(
@@ -92,18 +96,31 @@ def _search(
     classes = _classes(equations, atoms, involved, wanted)
     tries = [_tries(group, wanted, instead) for group in classes]
     of = {atom: i for i, group in enumerate(classes) for atom in group}
-    active: list[tuple[Constraint, list[int]]] = []
-    budget = [_TRIES]
-    while budget[0] > 0:
-        found = _nearest(equations, classes, tries, active, budget)
-        if found is None:
-            break
+    found = [options[0][1] for options in tries]
+    active: list[Bound] = []
+    for _ in range(_ROUNDS):
         counts = {atom: found[i] for atom, i in of.items()}
         broken = {c.shape: c for c in constraints if not equations.holds(c, counts)}
         if not broken:
             return counts
         active += ((c, sorted({of[atom] for atom in involved[c]})) for c in broken.values())
+        for part in _parts(active):
+            nearest = _nearest(equations, classes, tries, part)
+            if nearest is None:
+                return {atom: atom.size for atom in atoms}
+            for at, count in nearest.items():
+                found[at] = count
     return {atom: atom.size for atom in atoms}
+
+
+def _parts(constraints: Sequence[Bound]) -> list[list[Bound]]:
+    """Constraints by which of them have classes in common, directly or through others."""
+    found: list[tuple[set[int], list[Bound]]] = []
+    for bound in constraints:
+        near = [part for part in found if not part[0].isdisjoint(bound[1])]
+        found = [part for part in found if part[0].isdisjoint(bound[1])]
+        found.append(({*bound[1]}.union(*(p[0] for p in near)), [*(b for p in near for b in p[1]), bound]))
+    return [part for _, part in found]
 
 
 def _tries(group: Sequence[Atom], wanted: Mapping[Atom, int], instead: Mapping[Atom, int]) -> list[tuple[float, int]]:
@@ -152,32 +169,81 @@ def _nearest(
     equations: Equations,
     classes: Sequence[Sequence[Atom]],
     tries: Sequence[Sequence[tuple[float, int]]],
-    constraints: Sequence[tuple[Constraint, list[int]]],
-    budget: list[int],
-) -> list[int] | None:
+    constraints: Sequence[Bound],
+) -> dict[int, int] | None:
     """A count for each class, all together as near to what is wanted as can be: depth first, bounded."""
-    best: list[int] | None = None
-    least = float("inf")
-    chosen: list[int] = []
+    best: dict[int, int] | None = None
+    least, left = float("inf"), _TRIES
+    chosen: dict[int, int] = {}
     counts: dict[Atom, int] = {}
-    ready = [[c for c, unknowns in constraints if unknowns[-1] == at] for at in range(len(classes))]
-    bound = {at for _, unknowns in constraints for at in unknowns}
+    order = _order(constraints, tries)
+    ready: dict[int, list[Constraint]] = {at: [] for at in order}
+    for constraint, unknowns in constraints:
+        ready[max(unknowns, key=order.index)].append(constraint)
+    told = {at: _determined(equations, classes[at], ready[at]) for at in order}
 
-    def go(off: float) -> None:
-        nonlocal best, least
-        at = len(chosen)
-        if at == len(classes):
-            best, least = list(chosen), off
+    def go(i: int, off: float) -> None:
+        nonlocal best, least, left
+        if i == len(order):
+            best, least, left = dict(chosen), off, min(left, _BETTER)
             return
-        for more, count in tries[at] if at in bound else tries[at][:1]:
-            budget[0] -= 1
-            if off + more >= least or budget[0] <= 0:
+        at = order[i]
+        for more, count in _told(told[at], counts, tries[at]):
+            left -= 1
+            if off + more >= least or left <= 0:
                 return
             counts.update(dict.fromkeys(classes[at], count))
             if all(equations.holds(c, counts) for c in ready[at]):
-                chosen.append(count)
-                go(off + more)
-                chosen.pop()
+                chosen[at] = count
+                go(i + 1, off + more)
 
-    go(0.0)
+    go(0, 0.0)
     return best
+
+
+def _order(constraints: Sequence[Bound], tries: Sequence[Sequence[object]]) -> list[int]:
+    """The classes that constraints speak of: next comes one that least is open about, so that failures show early."""
+    left = {at for _, unknowns in constraints for at in unknowns}
+    order: list[int] = []
+    while left:
+        open_ = [rest for _, unknowns in constraints if (rest := [at for at in unknowns if at in left])]
+        fewest = min(open_, key=lambda rest: (len(rest), min(len(tries[at]) for at in rest)))
+        at = min(fewest, key=lambda at: len(tries[at]))
+        order.append(at)
+        left.discard(at)
+    return order
+
+
+def _told(
+    determined: Callable[[Mapping[Atom, int]], int | None] | None,
+    counts: Mapping[Atom, int],
+    tries: Sequence[tuple[float, int]],
+) -> Sequence[tuple[float, int]]:
+    """The counts that a class may have: the one that others tell, if they do."""
+    only = None if determined is None else determined(counts)
+    return tries if only is None else [pair for pair in tries if pair[1] == only]
+
+
+def _determined(
+    equations: Equations, group: Sequence[Atom], constraints: Sequence[Constraint]
+) -> Callable[[Mapping[Atom, int]], int | None] | None:
+    """What tells the count of a class from those of others: an equation with a size that grows evenly with it."""
+    for constraint in constraints:
+        if constraint.symbol == "==" and constraint.outcome:
+            for side, other in ((constraint.left, constraint.right), (constraint.right, constraint.left)):
+                if isinstance(side, Dim) and not set(group) & set(equations.atoms_of(other)):
+                    return partial(_solved, equations, group, side, other)
+    return None
+
+
+def _solved(
+    equations: Equations, group: Sequence[Atom], side: Expr, other: Expr, counts: Mapping[Atom, int]
+) -> int | None:
+    try:
+        wanted = equations.value(other, counts)
+    except ZeroDivisionError:
+        return None
+    one, two, three = (equations.value(side, {**counts, **dict.fromkeys(group, n)}) for n in (1, 2, 3))
+    if two == one or three - two != two - one:
+        return None
+    return int((wanted - one) // (two - one)) + 1

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from secateur.axes import free_atoms, size_after
 from secateur.axes.polynomial import Counts
 from secateur.errors import PlanError
-from secateur.planning.counts import components, settle
+from secateur.planning.counts import components, settle, settle_group
 from secateur.sizes.size import Attr, Dim, Lit
 from secateur.state.held import Key, Place
 from secateur.tracing.constructor import Constructed, Field, Maker, Sized, constructed, numbers_in
@@ -59,10 +59,21 @@ class Loadable:
         axes = tuple(axis for axis in self._whole_graph.axes if axis not in self.held_back)
         return replace(self._whole_graph, axes=axes, equations=self.equations)
 
-    def why(self) -> str:
-        """What the constructor keeps from being cut, in words."""
-        reasons = Counter(self.held_back.values())
+    def why(self, *, all_: bool = False) -> str:
+        """What the constructor keeps from being cut, in words; `all_`: also what no counts of others would free."""
+        reasons = Counter([*self.held_back.values(), *(self._stuck() if all_ else ())])
         return "; ".join(f"{n} axes stay whole, as the constructor makes them: {r}" for r, n in reasons.most_common(3))
+
+    def _stuck(self) -> Iterator[str]:
+        """Why axes stay whole whose counts depend on each other, if there are no other counts for them."""
+        of = {axis.atom for axis in self.graph.axes}
+        for atoms, constraints in components(self.equations):
+            least = {atom: 1 if atom in of else atom.size for atom in atoms}
+            settled = settle_group(self.equations, atoms, constraints, least)
+            broken = (c for c in constraints if not self.equations.holds(c, least))
+            if all(settled[atom] == atom.size for atom in atoms) and (first := next(broken, None)) is not None:
+                why = f"no counts were found with which all sizes come out right; {first.why or first}"
+                yield from [why] * len(of.intersection(atoms))
 
     @cached_property
     def _numbers(self) -> dict[Place, Any]:

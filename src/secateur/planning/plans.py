@@ -203,7 +203,7 @@ def plan(
         while True:
             graph = graph if limits is None else limits.graph
             problem = PruningProblem(graph, criterion, exact=exact, protect=protect, round_to=round_to, scope=scope)
-            chosen = _chosen(problem, wanted)
+            chosen = _chosen(problem, wanted, limits)
             del problem
             if limits is None or not limits.hold_back({axis.atom: len(kept) for axis, kept in chosen.items()}):
                 break
@@ -215,9 +215,15 @@ def plan(
         return make_plan(graph, chosen, limits)
 
 
-def _chosen(problem: PruningProblem, target: Target) -> Chosen:
+def _chosen(problem: PruningProblem, target: Target, limits: Loadable | None) -> Chosen:
     """What a target decides. The problem is gone, with what it remembers, before a plan is made of it."""
-    chosen = target.choose(problem)
+    try:
+        chosen = target.choose(problem)
+    except PlanError as error:
+        held = "" if limits is None else limits.why(all_=True)
+        if not held:
+            raise
+        raise PlanError(f"{error}; {held}") from None
     found = chosen if isinstance(chosen, Chosen) else Chosen(chosen)
     if not found and not _asks_nothing(target):
         found.why = nothing_to_cut(problem) or found.why

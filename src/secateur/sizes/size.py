@@ -300,6 +300,11 @@ def _comparison(symbol: str) -> Callable[[Size, Any], Any]:
     compute = COMPARISONS[symbol]
 
     def method(self: Size, other: Any) -> Any:
+        if isinstance(other, float) and isinstance(other, Remembering):
+            outcome = compute(plain(self), float(other))
+            if self.listener is not None:
+                self.listener.on_comparison(symbol, self.expr, other.expr, outcome)
+            return outcome
         if isinstance(other, float) and math.isfinite(other) and symbol not in ("==", "!="):
             whole = math.floor(other)
             if other == whole:

@@ -26,6 +26,7 @@ from torch import Tensor, nn
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from secateur.axes import Atom, Concat, Layout, resolve
+from secateur.compat import TorchFunctionMode
 from secateur.errors import TraceError
 from secateur.ops.value import bind, known
 from secateur.sizes.real import Real, Whole
@@ -121,10 +122,6 @@ def _at(place: Field, step: Any) -> Field:
     return Field(place.owner, (*place.path, step))
 
 
-class TooManyError(TraceError):
-    """A constructor goes on and on."""
-
-
 @contextmanager
 def without_weights(most: float = math.inf) -> Iterator[None]:
     """Parameters are put on the meta device as they are registered, and remember what was known of their data."""
@@ -135,7 +132,7 @@ def without_weights(most: float = math.inf) -> Iterator[None]:
     def registered(self: nn.Module, name: str, param: Any) -> None:
         if type(param) is nn.Parameter:
             if next(seen) >= most:
-                raise TooManyError("its constructor makes far more parameters than there are")
+                raise TraceError("its constructor makes far more parameters than there are")
             if param not in made and not param.is_meta:
                 made[param] = nn.Parameter(param.detach().to("meta"), param.requires_grad)
             param = made.get(param, param)
@@ -148,8 +145,22 @@ def without_weights(most: float = math.inf) -> Iterator[None]:
             bind(param, value)
         return param
 
-    with patched((nn.Module, "register_parameter", registered), (nn.Parameter, "__new__", parameter)):
+    with patched((nn.Module, "register_parameter", registered), (nn.Parameter, "__new__", parameter)), _Unfilled():
         yield
+
+
+_FILLING = "normal_ uniform_ fill_ zero_ erfinv_ clamp_ mul_ add_"
+_FILL = {getattr(Tensor, name) for name in _FILLING.split()}
+
+
+class _Unfilled(TorchFunctionMode):
+    """Leaves out what fills weights, which have no data here: it takes most of a constructor's time."""
+
+    def __torch_function__(self, func: Any, _types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if func in _FILL and args[0].is_meta and not any(isinstance(a, Tensor) for a in (*args[1:], *kwargs.values())):
+            return args[0]
+        return func(*args, **kwargs)
 
 
 @dataclass(frozen=True)
@@ -200,7 +211,7 @@ def constructed(maker: Maker, model: nn.Module) -> Constructed:
 
 
 def _run(recorder: OpRecorder, tracer: Tracer, function: Any, arguments: Mapping[str, Any]) -> Any:
-    with recorder, FunctionRecorder(tracer, recorder):
+    with recorder, FunctionRecorder(tracer, recorder), _Unfilled():
         return function(**arguments)
 
 
@@ -288,4 +299,4 @@ def numbers_in(model: nn.Module) -> dict[Place, Any]:
     return found
 
 
-__all__ = ["Constructed", "Field", "Maker", "Sized", "TooManyError", "constructed", "numbers_in", "without_weights"]
+__all__ = ["Constructed", "Field", "Maker", "Sized", "constructed", "numbers_in", "without_weights"]

@@ -8,10 +8,12 @@ that hold whatever is cut, as a handful of trial cuts tell, are dropped; those t
 fix it.
 """
 
+import itertools
 import math
 import random
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -24,6 +26,7 @@ from secateur.state.held import Place
 from secateur.tracing.tracer import Tracer
 
 Program = Callable[[Counts], Any]
+_PAIRS = 4096  # of counts, that are all tried
 _NUMBERED = re.compile(r"\.\d+\.")
 
 
@@ -50,7 +53,8 @@ class Constraint:
 
 class Equations:
     """Solved equations. `held_now` is what each place holds that they speak of, `whole` the axes that they do not let
-    lose anything, with the reason; `names` is asked what to call an axis in one.
+    lose anything, with the reason; `names` is asked what to call an axis in one. Of `fields` those stay as they are
+    without which the others could not be told.
     """
 
     def __init__(
@@ -60,6 +64,7 @@ class Equations:
         said: Mapping[Place, Expr],
         held_now: Mapping[Place, float],
         names: Callable[[], Mapping[Atom, str]],
+        fields: Collection[Place] = (),
     ) -> None:
         self.wanted, self.seen, self._said = _distinct(wanted), _distinct(seen), said
         exprs = [expr for c in (*self.wanted, *self.seen) for expr in (c.left, c.right)]
@@ -71,7 +76,7 @@ class Equations:
         self._involved: dict[tuple[Expr, ...], list[Atom]] = {}
         self._solved = False
         equal = (("==", True), ("!=", False))
-        self._define([*self.wanted, *(c for c in self.seen if (c.symbol, c.outcome) in equal)])
+        self._define([*self.wanted, *(c for c in self.seen if (c.symbol, c.outcome) in equal)], fields)
         self._programs.clear()  # now all that can be defined is
         self.constraints = self._tighten(self._open([*self.wanted, *self.seen]), names)
         self._solved = True
@@ -101,7 +106,7 @@ class Equations:
         """These and those of another program that speaks of the same axes; nothing is fixed by it."""
         wanted = [*self.wanted, *(c for c in more if c.symbol == "==" and c.outcome)]
         seen = [*self.seen, *(c for c in more if not (c.symbol == "==" and c.outcome))]
-        return Equations(wanted, seen, self._said, {**self.held_now, **held}, names)
+        return Equations(wanted, seen, self._said, {**self.held_now, **held}, names, held)
 
     # evaluation --------------------------------------------------------------------------------------------
 
@@ -169,46 +174,55 @@ class Equations:
 
     # definitions -------------------------------------------------------------------------------------------
 
-    def _define(self, equations: list[Constraint]) -> None:
+    def _define(self, equations: list[Constraint], fields: Collection[Place]) -> None:
         for equation in equations:
             for side, other in ((equation.left, equation.right), (equation.right, equation.left)):
                 if isinstance(side, Attr) and not places(other) and self.held_now[side.place] == self.value(other, {}):
                     self.definitions.setdefault(side.place, other)
-        pending = [e for e in equations if self._unknown(e)]
+        stays: set[Place] = set()
+        pending = equations
         while pending:
             rest = []
             for equation in pending:
-                unknown = self._unknown(equation)
-                if len(unknown) == 1 and not self._solve(equation, unknown[0]):
-                    continue
-                if len(unknown) > 1:
+                unknown = [place for place in self._unknown(equation) if place not in stays]
+                if len(unknown) == 1:
+                    self._solve(equation, unknown[0])
+                elif unknown:
                     rest.append(equation)
             if len(rest) == len(pending):
-                break
-            pending = [e for e in rest if self._unknown(e)]
+                hardest = _hardest(rest, [p for e in rest for p in self._unknown(e) if p in fields and p not in stays])
+                if hardest is None:
+                    break
+                stays.add(hardest)
+            pending = rest
 
     def _unknown(self, equation: Constraint) -> list[Place]:
         both = (*places(equation.left), *places(equation.right))
         return [place for place in dict.fromkeys(both) if place not in self.definitions]
 
-    def _solve(self, equation: Constraint, place: Place) -> bool:
+    def _solve(self, equation: Constraint, place: Place) -> None:
         """Define the only unknown place of an equation, by undoing the arithmetic around it."""
         here, there = equation.left, equation.right
-        count = [sum(isinstance(p, Attr) and p.place == place for p in parts(e)) for e in (here, there)]
-        if sum(count) != 1:
-            return False
-        if count[1]:
+        if _uses(here, place) + _uses(there, place) != 1:
+            return
+        if _uses(there, place):
             here, there = there, here
+        for divided in (0, 1):
+            found = self._undone(here, there, place, divided)
+            with suppress(ZeroDivisionError):  # it cannot be told in this way
+                if found is not None and self.held_now[place] == self.value(found, {}):
+                    self.definitions[place] = found
+                    return
+
+    def _undone(self, here: Expr, there: Expr, place: Place, divided: int) -> Expr | None:
+        real = isinstance(self.held_now[place], float)
         while isinstance(here, Op):
-            on_left = any(isinstance(p, Attr) and p.place == place for p in parts(here.left))
-            undone = _undo(here, there, on_left, real=isinstance(self.held_now[place], float))
+            on_left = _uses(here.left, place) > 0
+            undone = _undo(here, there, on_left, real=real, divided=divided)
             if undone is None:
-                return False
+                return None
             here, there = (here.left if on_left else here.right), undone
-        if self.held_now[place] != self.value(there, {}):
-            return False
-        self.definitions[place] = there
-        return True
+        return there
 
     # constraints -------------------------------------------------------------------------------------------
 
@@ -240,14 +254,22 @@ class Equations:
                 atoms = self.atoms_of(constraint.left, constraint.right)
                 if not atoms:
                     continue
-                if len(atoms) == 1 and not any(self.holds(constraint, {atoms[0]: n}) for n in range(1, atoms[0].size)):
-                    self.whole[atoms[0]] = _reason(constraint, names())
+                if self._only_whole(constraint, atoms):
+                    self.whole |= dict.fromkeys(atoms, _reason(constraint, names()))
                     changed = True
                 else:
                     rest.append(constraint)
             constraints = rest
             if not changed:
                 return constraints
+
+    def _only_whole(self, constraint: Constraint, atoms: list[Atom]) -> bool:
+        """Whether a constraint holds only where its axes, one or two small ones, lose nothing."""
+        if len(atoms) > 2 or math.prod(atom.size for atom in atoms) > max(_PAIRS, atoms[0].size):
+            return False
+        whole = tuple(atom.size for atom in atoms)
+        tries = itertools.product(*(range(1, size + 1) for size in whole))
+        return not any(self.holds(constraint, dict(zip(atoms, n, strict=True))) for n in tries if n != whole)
 
 
 def _size_program(layout: Layout) -> Program:
@@ -302,19 +324,38 @@ def _reason(constraint: Constraint, names: Mapping[Atom, str]) -> str:
     return f"its size must satisfy {negation}{left} {constraint.symbol} {right} at {constraint.where}"
 
 
-def _undo(op: Op, result: Expr, on_left: bool, *, real: bool) -> Expr | None:
+def _uses(expr: Expr, place: Place) -> int:
+    """How often an expression reads a place."""
+    return sum(isinstance(part, Attr) and part.place == place for part in parts(expr))
+
+
+def _hardest(equations: Sequence[Constraint], among: Sequence[Place]) -> Place | None:
+    """The place that stands most in the way of telling the others: equations read it more than once, and many do."""
+
+    def weight(place: Place) -> tuple[int, int]:
+        uses = [_uses(e.left, place) + _uses(e.right, place) for e in equations]
+        return sum(n > 1 for n in uses), sum(n > 0 for n in uses)
+
+    return max(dict.fromkeys(among), key=weight, default=None)
+
+
+def _undo(op: Op, result: Expr, on_left: bool, *, real: bool, divided: int) -> Expr | None:
     """The expression for the operand on one side of `left op right = result`; None where it is not determined.
 
-    `real`: what is looked for in the end is no whole number.
+    `real`: what is looked for in the end is no whole number. Of all that a whole division makes the same of, it is the
+    least, or with `divided=1` the one in the middle: `(n + 4) // 8 * 8` rounds.
     """
     if op.symbol in ("ceil", "round"):
         return result
-    divided = "least ratio" if real else "//"
+    quotient = "least ratio" if real else "//"
     if on_left:
-        inverse = {"+": "-", "-": "+", "*": divided, "//": "*", "/": "*"}.get(op.symbol)
-        return None if inverse is None else Op(inverse, result, op.right)
+        inverse = {"+": "-", "-": "+", "*": quotient, "//": "*", "/": "*"}.get(op.symbol)
+        if inverse is None:
+            return None
+        least = Op(inverse, result, op.right)
+        return Op("+", least, Op("//", op.right, Lit(2))) if divided and op.symbol == "//" else least
     if op.symbol in ("+", "*"):
-        return Op("-" if op.symbol == "+" else divided, result, op.left)
+        return Op("-" if op.symbol == "+" else quotient, result, op.left)
     if op.symbol in ("-", "//", "/"):
         return Op("-" if op.symbol == "-" else "/" if real else "//", op.left, result)
     return None

@@ -1,10 +1,14 @@
 """Who makes and who reads the positions of an axis: what is needed to tell which of them contribute nothing."""
 
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 from secateur.axes import Atom, Layout, free_atoms
+from secateur.compat import OpOverload, is_pointwise
+from secateur.ops.pointwise import LINEAR_IN_ALL, LINEAR_IN_ONE
 from secateur.tracing.graph import Graph, Site
+from secateur.tracing.tracer import Use
 
 
 @dataclass(frozen=True)
@@ -14,6 +18,7 @@ class Roles:
     reads: frozenset[Site]  # that a product with data sums over
     makes: frozenset[Site]  # that are there in a result that data has part in
     mixed: frozenset[Atom]  # looked at by more than reading weights: data summed with data, a reduction, a fused op
+    bent: frozenset[Atom]  # each position of which goes through something by itself: ReLU, a scale, a batch of products
 
 
 def roles(graph: Graph) -> Roles:
@@ -22,7 +27,9 @@ def roles(graph: Graph) -> Roles:
     reads: set[Site] = set()
     makes: set[Site] = set()
     mixed: set[Atom] = set()
+    bent: set[Atom] = set()
     for use in graph.uses:
+        bent |= _bent(use)
         made = {atom for dims in use.made for dim in dims for atom in free_atoms(dim)}
         summed = {atom for layout, _ in use.summed for atom in free_atoms(layout)}
         for layout, names in use.summed:
@@ -38,7 +45,20 @@ def roles(graph: Graph) -> Roles:
                     mixed.update(there - made - summed)
                 elif id(dim) not in gone and there & made:
                     makes.update(_sites(graph, origin, dim, names))
-    return Roles(frozenset(reads), frozenset(makes), frozenset(mixed))
+    return Roles(frozenset(reads), frozenset(makes), frozenset(mixed), frozenset(bent))
+
+
+def _bent(use: Use) -> set[Atom]:
+    """The axes in which an op is not one linear map of all positions alike; not each op that is not is known."""
+    if use.op in LINEAR_IN_ALL:
+        return set()
+    given = Counter(atom for dims, _ in use.given for atom in {a for dim in dims for a in free_atoms(dim)})
+    if isinstance(use.op, OpOverload) and is_pointwise(use.op) and use.op not in LINEAR_IN_ONE:
+        return set(given)
+    made = {atom for dims in use.made for dim in dims for atom in free_atoms(dim)}
+    summed = {atom for layout, _ in use.summed for atom in free_atoms(layout)}
+    data = {atom for dims, names in use.given if names is None for dim in dims for atom in free_atoms(dim)}
+    return {atom for atom, n in given.items() if n > 1 and atom in (made & data) - summed}
 
 
 def _sites(graph: Graph, origin: Mapping[int, Site], layout: Layout, names: Iterable[str]) -> Iterator[Site]:

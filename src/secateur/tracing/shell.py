@@ -23,7 +23,7 @@ from torch.overrides import TorchFunctionMode
 from secateur.errors import TraceError
 from secateur.state.held import Place, Walk
 from secateur.state.patches import patched, same_chances
-from secateur.tracing.constructor import Maker, TooManyError, without_weights
+from secateur.tracing.constructor import Maker, without_weights
 
 _MOST = 2**28  # elements of a table
 _MADE = frozenset(
@@ -47,17 +47,13 @@ def shell(maker: Maker, parameters: int, *, closed: bool = True) -> nn.Module:
     build = functools.partial(_made, maker, parameters, _closed if closed else nullcontext)
     try:
         made = build(bare=True)
-    except (_RefusedError, TooManyError):
+    except TraceError:
         raise
     except Exception:  # code that reads the weights it has just made
         made = None
     if made is None or any(table.is_meta for _, table in tables(made)):
         made = build(bare=False)
     return made
-
-
-class _RefusedError(TraceError):
-    """A constructor does what building a model does not need."""
 
 
 def _made(maker: Maker, parameters: int, apart: Callable[[], Any], *, bare: bool) -> nn.Module:
@@ -84,7 +80,7 @@ class _Frugal(TorchFunctionMode):
             like = {name: value for name, value in kwargs.items() if name != "generator"}
             count = func(*args, **{**like, "device": "meta"}).numel()
             if count > _MOST:
-                raise _RefusedError(f"its constructor makes a tensor of {count} elements, more than any table has")
+                raise TraceError(f"its constructor makes a tensor of {count} elements, more than any table has")
         return func(*args, **kwargs)
 
 
@@ -93,13 +89,13 @@ def _closed() -> Iterator[None]:
     """In this thread no connection is made, and no file is opened but those of Python and its packages."""
 
     def connects(self: Any, *_: Any) -> None:
-        raise _RefusedError("its constructor connects to another machine, or asks for weights that are there")
+        raise TraceError("its constructor connects to another machine, or asks for weights that are there")
 
     def opens(file: Any, mode: str = "r", *args: Any, **kwargs: Any) -> Any:
         if isinstance(file, int):
-            raise _RefusedError("its constructor opens a file")
+            raise TraceError("its constructor opens a file")
         if set(mode) & set("wax+") or not _is_pythons(os.fspath(file)):
-            raise _RefusedError(f"its constructor opens {os.fspath(file)!r:.80}")
+            raise TraceError(f"its constructor opens {os.fspath(file)!r:.80}")
         return _open(file, mode, *args, **kwargs)
 
     files = ((builtins, "open", opens), (io, "open", opens))

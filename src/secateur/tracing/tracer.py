@@ -37,6 +37,7 @@ class OpCost:
 class Use:
     """One op that data has part in: what it was given, which of the model's tensors that is made of, what it made."""
 
+    op: Any
     given: tuple[tuple[tuple[Layout, ...], frozenset[str] | None], ...]
     made: tuple[tuple[Layout, ...], ...]
     summed: tuple[tuple[Layout, frozenset[str] | None], ...]  # what products sum over, and the weights that read it
@@ -139,7 +140,7 @@ class Tracer:
             value.storage.made_of = frozenset().union(*known) if len(known) == len(of) else None
         if len(known) < len(of) or call.summed:
             given = tuple((value.dims, names) for value, names in zip(values, of, strict=True))
-            self.uses.append(Use(given, tuple(value.dims for value in made), tuple(call.summed)))
+            self.uses.append(Use(call.op, given, tuple(value.dims for value in made), tuple(call.summed)))
 
     def _store(self, op: Any, args: tuple[Any, ...], tensors: list[Tensor], result: Any, call: Call) -> None:
         results = list(result) if isinstance(result, list | tuple) else [result]

@@ -58,11 +58,6 @@ def _high(item: Any) -> Any:
     return item.to(_high(item.dtype)) if lower else item
 
 
-def _alone(tensor: Tensor) -> bool:
-    """Whether a tensor has its memory for itself."""
-    return tensor.layout is torch.strided and tensor.untyped_storage().nbytes() == tensor.nbytes
-
-
 def _written(op: Any, args: Any, kwargs: Any) -> list[Any]:
     """The arguments that an op writes into."""
     if not isinstance(op, OpOverload) or not schema(op).is_mutable:
@@ -72,22 +67,23 @@ def _written(op: Any, args: Any, kwargs: Any) -> list[Any]:
 
 
 class _Late(TorchDispatchMode):
-    """Parameters as they are, or without values, until an op reads one: it gets the stand-in, which is then gone."""
+    """Parameters that take no memory, until an op reads one: it gets the stand-in, which is then gone."""
 
     def __init__(self, dtype: torch.dtype, change: Callable[[str, Tensor], Tensor], values: Values | None) -> None:
         super().__init__()
         self._dtype, self._changed, self._values = dtype, change, values
-        self._aliases: dict[int, Tensor] = {}  # by the identity of a parameter: what is in its place
-        self._known: dict[int, tuple[Tensor, list[str]]] = {}  # by its memory: that, and the parameter's names
-        self._last: tuple[Tensor, Tensor] | None = None  # an alias and its stand-in
+        self._places: dict[int, Tensor] = {}  # by the identity of a parameter: what is in its place
+        self._known: dict[int, tuple[Tensor, list[str]]] = {}  # by the memory of that: the parameter, its names
+        self._last: tuple[int, Tensor] | None = None  # the memory of what is in a parameter's place, and the stand-in
 
-    def alias(self, parameter: Tensor, name: str) -> Tensor:
-        """What takes the place of a parameter in a model, under each of its names."""
-        if id(parameter) not in self._aliases:
-            empty = torch.empty((), dtype=parameter.dtype).expand(parameter.shape)
-            made = self._aliases[id(parameter)] = parameter.detach() if self._values is None else empty
-            self._known[storage_id(made)] = made, []
-        found = self._aliases[id(parameter)]
+    def place(self, parameter: Tensor, name: str) -> Tensor:
+        """What takes the place of a parameter in a model, under each of its names: of its shape, but one number."""
+        if id(parameter) not in self._places:
+            device = "cpu" if parameter.is_meta else parameter.device
+            one = raised(torch.zeros((), dtype=parameter.dtype, device=device), self._dtype)
+            self._places[id(parameter)] = one.expand(parameter.shape)
+            self._known[storage_id(one)] = parameter, []
+        found = self._places[id(parameter)]
         self._known[storage_id(found)][1].append(name)
         return found
 
@@ -102,17 +98,17 @@ class _Late(TorchDispatchMode):
         return isinstance(item, Tensor) and item.layout is torch.strided and storage_id(item) in self._known
 
     def _stand_in(self, item: Tensor) -> Tensor:
-        alias, names = self._known[storage_id(item)]
-        with without_modes():
-            if self._last is None or self._last[0] is not alias:
-                self._last = None  # before the next is made
-                made = raised(alias if self._values is None else self._values(names[0]).to(alias.device), self._dtype)
+        """The parameter in high precision; all that are views of it are made of this."""
+        if self._last is None or self._last[0] != storage_id(item):
+            self._last = None  # before the next is made
+            parameter, names = self._known[storage_id(item)]
+            with without_modes():
+                made = raised(parameter if self._values is None else self._values(names[0]), self._dtype)
+                made = made.to(item.device)
                 for name in names:
                     made = self._changed(name, made)
-                self._last = alias, made
-            if self._values is not None:  # it is no view: these are made of stand-ins
-                return self._last[1]
-            return self._last[1].as_strided(item.shape, item.stride(), item.storage_offset() - alias.storage_offset())
+            self._last = storage_id(item), made
+        return self._last[1]
 
 
 class _Precise(TorchDispatchMode):
@@ -159,16 +155,20 @@ class _Precise(TorchDispatchMode):
         """The copy of a tensor, as it should be."""
         if not isinstance(value, Tensor) or (kind == "attribute" and id(value) in self._made):
             return self._made[id(value)][1] if isinstance(value, Tensor) else value
-        if self._late is not None and (value.is_meta or (kind == "parameter" and _alone(value))):
-            self._itemsize = self._itemsize or (value.element_size() if value.is_floating_point() else 0)
-            self._made[id(value)] = value, self._late.alias(value, str(place))
+        if self._late is not None and (value.is_meta or (kind == "parameter" and value.layout is torch.strided)):
+            self._note(value)
+            self._made[id(value)] = value, self._late.place(value, str(place))
             return self._made[id(value)][1]
         if id(value) not in self._made:
             self._made[id(value)] = value, raised(value, self._dtype)
-            self._itemsize = self._itemsize or (value.element_size() if value.is_floating_point() else 0)
-            self._memory.update([storage_id(value)] if value.layout is torch.strided else ())
+            self._note(value)
         self._made[id(value)] = value, self._changed(str(place), self._made[id(value)][1])
         return self._made[id(value)][1]
+
+    def _note(self, value: Tensor) -> None:
+        """A tensor of the model's own, which a run must not see."""
+        self._itemsize = self._itemsize or (value.element_size() if value.is_floating_point() else 0)
+        self._memory.update([storage_id(value)] if value.layout is torch.strided else ())
 
     def __torch_dispatch__(self, func: Any, _types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
