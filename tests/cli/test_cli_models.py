@@ -102,7 +102,7 @@ def test_a_large_type_is_inspected_without_its_weights(command: Command) -> None
 
 
 def test_a_type_that_does_not_fit_into_memory(command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(models.os, "sysconf", lambda name: 1000)
+    monkeypatch.setattr(models, "free_memory", lambda: 1_000_000)
     ended = command("prune", "transformers:llama", "--macs", "0.5")
     assert ended.code == Exit.INPUT
     assert "27.0 GB of weights, and 1.0 MB of memory are free" in ended.error

@@ -38,7 +38,7 @@ def cut_checkpoint(
 ) -> Path:
     """Cut a checkpoint in safetensors, file by file, into a new folder; returns that.
 
-    >>> import secateur as sec, tempfile
+    >>> import secateur as sec, tempfile, torch
     >>> from safetensors.torch import load_file, save_file
     >>> net = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))
     >>> folder = Path(tempfile.mkdtemp())

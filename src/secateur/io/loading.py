@@ -6,6 +6,7 @@ import functools
 import math
 import os
 from collections.abc import Callable
+from contextlib import ExitStack
 from functools import partial
 from typing import Any, TypeVar, overload
 
@@ -63,16 +64,18 @@ def load(path: Any, model: Any = None, *, make: Any = None) -> Any:
     check_order(path, model, "load(path, model)")
     if model is not None and make is not None:
         raise FileError(f"{path}: make= builds the model, so it does not go with one that is there")
-    with about(path) as source, opened(source) as file:
+    with ExitStack() as stack:
+        file = stack.enter_context(opened(stack.enter_context(about(path))))
         if model is None:
             return _from_nothing(file, make)
         inner = unwrap(model)
         header = header_of(file, inner)
         _check_model(inner, header)
         if header.plan is not None:
-            check_alone(inner, header.plan)  # before anything here holds its tensors, too
-        with transaction(inner) as undo:
-            _carry_out(inner, header, file, undo)
+            check_alone(inner, header.plan)  # before the transaction holds its tensors, too
+        closing = stack.pop_all()
+    with transaction(inner) as undo, closing:  # which may fail, too
+        _carry_out(inner, header, file, undo)
     if header.plan is not None:
         tell_holders(inner, header.plan)
     return model
