@@ -22,11 +22,8 @@ REPRESENTATIVE = (
     "timm mobilenetv3_small_050",
     "timm test_nfnet",
     "timm test_vit",
-    "timm xcit_nano_12_p8_224",
     "torchvision densenet121",
-    "torchvision resnet101",
     "torchvision shufflenet_v2_x0_5",
-    "torchvision vit_b_16",
     "transformers deberta",
     "transformers gpt2",
     "transformers llama",
@@ -117,7 +114,6 @@ def test_the_list_is_whole() -> None:
 
 
 COMPRESSED = (
-    "timm mobilenetv3_small_050",
     "timm test_vit",
     "torchvision shufflenet_v2_x0_5",
     "transformers llama",
