@@ -58,7 +58,8 @@ def survives(made: Callable[[], tuple[Callable[[], Any], tuple[Any, ...]]], poin
         run()
     run, roots = made()
     before, planted = reachable(*roots), 0
-    for at in range(1, count[0], max(1, count[0] // points)):
+    # The last calls come when all is done: they close files and let other ranks go on.
+    for at in range(1, count[0] - 4, max(1, count[0] // points)):
         try:
             with fault(at):
                 run()

@@ -106,8 +106,9 @@ def compress(
             turned = bases.rotate({axis.name for axis in made.axes}, undo)
             reached = _cut(inner, made, LeastSquares(data, ridge=ridge, bias=bias), verify, undo)
             after = Counted(macs(inner, example), params(inner), latency(inner, example) if timed else None)
+            report = compressed(made, reached, before, after, criterion, start, turned)
             meet("compress: done")  # on every rank, or on none
-    return compressed(made, reached, before, after, criterion, start, turned)
+    return report
 
 
 def ranking(data: Sequence[Any]) -> Importance:
