@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 
@@ -182,12 +181,3 @@ def _require(pattern: Pattern, scores: Tensor, dim: int) -> None:
     why = pattern.fits(scores.shape, dim)
     if why is not None:
         raise PlanError(f"a weight of shape {tuple(scores.shape)} cannot be {pattern}: {why}")
-
-
-def zeros_in(mask: Tensor) -> float:
-    """The fraction that does not stay.
-
-    >>> zeros_in(torch.tensor([True, False]))
-    0.5
-    """
-    return 1 - float(mask.sum()) / max(1, math.prod(mask.shape))
