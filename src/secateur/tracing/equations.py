@@ -88,11 +88,11 @@ class Equations:
         wanted = [Constraint("==", e.expr, Dim(e.layout), True, e.where) for e in sizes.equations]
         seen = [Constraint(c.symbol, c.left, c.right, c.outcome, c.where) for c in sizes.comparisons]
         exprs = [e for c in (*wanted, *seen) for e in (c.left, c.right)] + [use.expr for use in sizes.value_uses]
-        asked = {place for expr in exprs for place in places(expr)}
+        asked = dict.fromkeys(place for expr in exprs for place in places(expr))  # in an order that every process has
         said = {place: expr for place, expr in tracer.said.items() if place in asked}
-        inner = {place for expr in said.values() for place in places(expr)}
+        inner = dict.fromkeys(place for expr in said.values() for place in places(expr))
         made = Equations(wanted, seen, said, {place: read(place) for place in asked | inner}, names)
-        made.read = asked
+        made.read = {*asked}
         for atom, reason in made.whole.items():
             fix(atom, reason)
         for use in sizes.value_uses:
