@@ -76,6 +76,21 @@ def test_a_plain_loop(kind):
 
 
 @pytest.mark.parametrize("kind", WHATS)
+def test_a_loop_that_is_begun_twice_counts_once(kind):
+    found = {}
+    for times in (1, 2):
+        model = net()
+        optimizer = torch.optim.AdamW(model.parameters(), 1e-2)
+        pruning = training.Pruning(WHATS[kind]())
+        for _ in range(times):
+            pruning.begin(model, optimizer)
+        train(model, optimizer, pruning, 12)
+        assert pruning.steps == 12
+        found[times] = state(model)
+    assert all(torch.equal(found[1][name], found[2][name]) for name in found[1])
+
+
+@pytest.mark.parametrize("kind", WHATS)
 @pytest.mark.parametrize("stop", [3, 6, 25])
 def test_going_on_bit_for_bit(kind, stop, tmp_path):
     whole = net()
@@ -113,6 +128,52 @@ def test_averages_of_weights_are_cut_along(average):
         name: tuple(p.shape) for name, p in ema.module.named_parameters()
     }
     assert ema.module.eval()(X).shape == (64, 3)
+
+
+def refuses_averages(ema, message, kind):
+    model = ema.module
+    other = copy.deepcopy(model)
+    optimizer, before = torch.optim.SGD(other.parameters(), 1e-2), state(other)
+    with pytest.raises(sec.TrainingError, match=message):
+        training.Pruning(WHATS[kind]()).begin(other, optimizer)
+    assert all(torch.equal(before[name], value) for name, value in other.state_dict().items())
+
+
+@pytest.mark.parametrize("average", ["timm", "torch"])
+def test_averages_that_nobody_told_of_are_refused(average):
+    from timm.utils import ModelEmaV3
+
+    ema = ModelEmaV3(net()) if average == "timm" else AveragedModel(net())
+    refuses_averages(ema, f"{type(ema).__name__} of Sequential would be left behind", "cuts")
+    refuses_averages(ema, "make it after `begin`", "masks")
+    del ema
+    other = nn.Sequential(nn.Linear(6, 20), nn.ReLU(), nn.Linear(20, 3))
+    keeps = AveragedModel(other)  # of a model unlike the one that is cut
+    model = net()
+    optimizer = torch.optim.SGD(model.parameters(), 1e-2)
+    pruning = training.Pruning(cuts())
+    pruning.begin(model, optimizer)
+    late = AveragedModel(model)
+    with pytest.raises(sec.TrainingError, match="left behind"):
+        train(model, optimizer, pruning, 4)
+    assert model[0].out_features == late.module[0].out_features == 24
+    pruning.begin(model, optimizer, copies=[late])
+    train(model, optimizer, pruning, 8, ema=late)
+    assert model[0].out_features == late.module[0].out_features == 12
+    assert keeps.module[0].out_features == 20
+
+
+def test_an_average_of_masked_weights_has_the_masks():
+    model = net()
+    optimizer = torch.optim.SGD(model.parameters(), 1e-1)
+    pruning = training.Pruning(WHATS["masks"]())
+    pruning.begin(model, optimizer)
+    ema = AveragedModel(model)
+    train(model, optimizer, pruning, 10, ema=ema)
+    assert torch.equal(ema.module[0].weight_mask, model[0].weight_mask)
+    assert torch.equal(ema.module[1].running_mean, model[1].running_mean)
+    ema.module.eval()(X)
+    assert torch.equal(ema.module[0].weight == 0, model[0].weight_mask == 0)
 
 
 def test_a_copy_that_cannot_be_cut_leaves_all_as_it_was():

@@ -6,6 +6,8 @@ import importlib
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from torch.optim.swa_utils import AveragedModel
+
 from secateur.errors import MissingPackageError, TrainingError
 
 if TYPE_CHECKING:
@@ -63,7 +65,9 @@ def lightning_callback(pruning: Pruning) -> LightningCallback:
                 raise TrainingError(
                     f"pruning follows the steps of one optimizer, and there are {len(trainer.optimizers)}"
                 )
-            pruning.begin(trainer.model, trainer.optimizers[0])
+            averages = (one for each in trainer.callbacks for one in vars(each).values())
+            copies = [one for one in averages if isinstance(one, AveragedModel)]
+            pruning.begin(trainer.model, trainer.optimizers[0], copies=copies)
 
         def on_train_batch_end(self, trainer: Any, module: Any, *_: Any) -> None:
             pruning.step()
