@@ -88,6 +88,16 @@ def averaged_in_lightning(folder):
     return [digest(model), digest(average._average_model.module), type(trainer.strategy.model).__name__], right
 
 
+def stopped_in_lightning(folder):
+    """Where the metric is too low on one rank only."""
+    pruning = training.Pruning(SMALL["cuts"](), floor=training.Floor("good", 0.5))
+    trainer = lightning(folder, pruning, 16, strategy="ddp", devices=2)
+    model, loader = module(), DataLoader(TensorDataset(X), batch_size=8)
+    model.validation_step = lambda *_: model.log("good", float(model.global_rank))
+    trainer.fit(model, loader, loader)
+    return [trainer.global_step, type(trainer.strategy.model).__name__], [trainer.global_step == 4]
+
+
 def in_accelerate(kind, folder, precision="no"):
     from accelerate import Accelerator
 
@@ -133,6 +143,7 @@ def main(folder):
         for kind in ("cuts", "learned", "masks")
     }
     found["lightning averages"] = tried(averaged_in_lightning, folder / "averages")
+    found["lightning floor"] = tried(stopped_in_lightning, folder / "floor")
     found["accelerate bf16"] = tried(in_accelerate, "cuts", folder / "bf16", "bf16")
     (folder / os.environ["RANK"]).write_text(json.dumps(found))
 

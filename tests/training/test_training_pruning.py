@@ -191,20 +191,65 @@ def test_a_copy_that_cannot_be_cut_leaves_all_as_it_was():
     assert torch.equal(optimizer.state[model[0].weight]["momentum_buffer"], moment)
 
 
-def test_a_compiled_model_in_mixed_precision():
+def stepped(how, kind="cuts", compiled=False):
+    """A model after some steps, each of them taken by `how(model, optimizer, x, y)`."""
     inner = net()
-    model = torch.compile(inner, backend="eager")
-    optimizer = torch.optim.SGD(model.parameters(), 1e-2)
-    pruning = training.Pruning(cuts())
+    inner[1] = nn.LayerNorm(24)  # the same for parts of a batch as for all of it
+    model = torch.compile(inner, backend="eager") if compiled else inner
+    optimizer = torch.optim.SGD(model.parameters(), 1e-1, momentum=0.9)
+    pruning = training.Pruning(WHATS[kind]())
     pruning.begin(model, optimizer)
-    for _ in range(10):
+    for i in range(22 if kind == "learned" else 10):
         optimizer.zero_grad()
-        with torch.autocast("cpu", torch.bfloat16):
-            loss = F.mse_loss(model(X).float(), Y)
-        loss.backward()
-        optimizer.step()
+        how(model, optimizer, X + 0.01 * i, Y)
         pruning.step()
-    assert inner[0].out_features == 12
+    pruning.finish()
+    return inner
+
+
+def plainly(model, optimizer, x, y):
+    F.mse_loss(model(x), y).backward()
+    optimizer.step()
+
+
+def in_parts(model, optimizer, x, y):
+    for part, wanted in zip(x.split(16), y.split(16), strict=True):
+        (F.mse_loss(model(part), wanted) / 4).backward()
+    optimizer.step()
+
+
+def in_bfloat16(model, optimizer, x, y):
+    with torch.autocast("cpu", torch.bfloat16):
+        loss = F.mse_loss(model(x).float(), y)
+    loss.backward()
+    optimizer.step()
+
+
+def scaled(model, optimizer, x, y):
+    scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
+    scaler.scale(F.mse_loss(model(x), y)).backward()
+    scaler.step(optimizer)
+    scaler.update()
+
+
+def far_apart(a, b):
+    """How far the weights of two models of one size are apart, as a part of their size."""
+    pairs = list(zip(a.parameters(), b.parameters(), strict=True))
+    assert [p.shape for p, _ in pairs] == [q.shape for _, q in pairs]
+    return max(float((p - q).norm() / q.norm()) for p, q in pairs)
+
+
+@pytest.mark.parametrize("kind", WHATS)
+@pytest.mark.parametrize("how", [in_parts, scaled])
+def test_accumulated_and_scaled_gradients_prune_the_same(kind, how):
+    assert far_apart(stepped(how, kind), stepped(plainly, kind)) < 1e-4
+
+
+def test_a_compiled_model_in_mixed_precision():
+    model, plain = stepped(in_bfloat16, compiled=True), stepped(in_bfloat16)
+    assert model[0].out_features == 12
+    assert far_apart(model, plain) < 1e-5
+    assert 1e-5 < far_apart(plain, stepped(plainly)) < 0.1
 
 
 def test_the_floor():

@@ -74,8 +74,10 @@ def lightning_callback(pruning: Pruning) -> LightningCallback:
             module.log_dict(pruning.log())
 
         def on_validation_epoch_end(self, trainer: Any, module: Any) -> None:
-            if not trainer.sanity_checking and pruning.stops(trainer.callback_metrics):
-                trainer.should_stop = True
+            if not trainer.sanity_checking:
+                missed = pruning.stops(trainer.callback_metrics)  # a metric of this rank, maybe
+                missed = trainer.strategy.reduce_boolean_decision(missed, all=False)
+                trainer.should_stop = trainer.should_stop or missed
 
         def on_train_end(self, trainer: Any, module: Any) -> None:
             pruning.finish()

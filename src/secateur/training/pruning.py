@@ -50,7 +50,8 @@ class Pruning:
 
     `what` is `Cuts(…)`, `Learned(…)` or `Masks(…)`. Call `begin` before the first step and `step` after each, where no
     graph of the model is alive: a cut changes the model, what the optimizer holds, and `copies` of the model such as
-    timm's `ModelEmaV3` or torch's `AveragedModel`. `stops(metrics)` says whether the `floor` is missed.
+    timm's `ModelEmaV3` or torch's `AveragedModel`. `stops(metrics)` says whether the `floor` is missed. Processes that
+    train together (DDP) all do the same calls, and cut by the plan of rank 0.
 
     For Transformers pass `pruning.transformers()` to `Trainer(callbacks=[…])`, for Lightning `pruning.lightning()`.
     With accelerate use it as in a plain loop, and `accelerator.register_for_checkpointing(pruning)`.
