@@ -70,7 +70,9 @@ def shapes(model):
 
 def distance(ours, theirs):
     pairs = zip(ours.parameters(), theirs.parameters(), strict=True)
-    return max(float((a - b).abs().max()) for a, b in pairs) if shapes(ours) == shapes(theirs) else "other shapes"
+    return (
+        max(float((a - b).detach().abs().max()) for a, b in pairs) if shapes(ours) == shapes(theirs) else "other shapes"
+    )
 
 
 @cache

@@ -9,7 +9,7 @@ JOBS = [*KINDS, "wrapped_in_other_ways", "compressed_gradients", "average", "goe
 
 @pytest.fixture(scope="module")
 def two():
-    found = run(2, JOBS)
+    found = run(2, JOBS, limit=800)
     return lambda name: [result(rank, name) for rank in found]
 
 

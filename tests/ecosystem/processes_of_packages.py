@@ -60,19 +60,26 @@ def in_transformers(kind, folder):
     return [digest(model), digest(again), wrapped], right
 
 
+def watched(model):
+    """What Lightning wraps a model in, while it trains it; it is unwrapped at the end."""
+    seen = []
+    model.on_train_start = lambda: seen.append(type(model.trainer.strategy.model).__name__)
+    return seen
+
+
 def in_lightning(kind, folder):
     loader = DataLoader(TensorDataset(X), batch_size=8)
     more = {"strategy": "ddp", "devices": 2, "accumulate_grad_batches": 2}
     model, pruning = module(), training.Pruning(SMALL[kind]())
-    first = lightning(folder / "a", pruning, 24, **more)
-    first.fit(model, loader)
+    seen = watched(model)
+    lightning(folder / "a", pruning, 24, **more).fit(model, loader)
     file = folder / "a" / "step=12.ckpt"
     state = torch.load(file, weights_only=True)["callbacks"]["SecateurPruning"]
     again, other = module(seed=4), training.Pruning(SMALL[kind]())
     other.resume(again, state)
     lightning(folder / "b", other, 24, **more).fit(again, loader, ckpt_path=str(file))
     right = [alike(model, again), smaller(model.net, net(), X[:1], pruning.log())]
-    return [digest(model), digest(again), type(first.strategy.model).__name__], right
+    return [digest(model), digest(again), *seen], right
 
 
 def averaged_in_lightning(folder):
@@ -82,10 +89,11 @@ def averaged_in_lightning(folder):
     model, pruning, average = module(), training.Pruning(SMALL["cuts"]()), EMAWeightAveraging(decay=0.5)
     trainer = lightning(folder, pruning, 10, strategy="ddp", devices=2)
     trainer.callbacks.append(average)
+    seen = watched(model)
     trainer.fit(model, DataLoader(TensorDataset(X), batch_size=8))
     shapes = [[tuple(p.shape) for p in one.parameters()] for one in (model, average._average_model.module)]
     right = [shapes[0] == shapes[1] != [tuple(p.shape) for p in net().parameters()]]
-    return [digest(model), digest(average._average_model.module), type(trainer.strategy.model).__name__], right
+    return [digest(model), digest(average._average_model.module), *seen], right
 
 
 def stopped_in_lightning(folder):
@@ -94,8 +102,9 @@ def stopped_in_lightning(folder):
     trainer = lightning(folder, pruning, 16, strategy="ddp", devices=2)
     model, loader = module(), DataLoader(TensorDataset(X), batch_size=8)
     model.validation_step = lambda *_: model.log("good", float(model.global_rank))
+    seen = watched(model)
     trainer.fit(model, loader, loader)
-    return [trainer.global_step, type(trainer.strategy.model).__name__], [trainer.global_step == 4]
+    return [trainer.global_step, *seen], [trainer.global_step == 4]
 
 
 def in_accelerate(kind, folder, precision="no"):
