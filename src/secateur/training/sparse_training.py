@@ -33,9 +33,15 @@ class _Masked:
     module: nn.Module
     inputs: int
     orig: nn.Parameter
-    mask: Tensor = field(default_factory=lambda: torch.empty(0))  # the buffer
     gradient: Tensor | None = None
     score: Tensor | None = None
+    last: Tensor = field(default_factory=lambda: torch.empty(0))  # the mask, where the model no longer has it
+
+    @property
+    def mask(self) -> Tensor:
+        """The buffer as the model has it now: `model.to(…)` and accelerate's `prepare` put others in its place."""
+        found = self.module._buffers.get("weight_mask")
+        return self.last if found is None else found
 
     def seen(self) -> Layer:
         """What a method may know."""
@@ -158,6 +164,7 @@ class SparseTraining:
         self._ends = {}
         for layer in self._layers:
             if prune.is_pruned(layer.module):
+                layer.last = layer.mask
                 order = ["weight" if name == "weight_orig" else name for name in layer.module._parameters]
                 prune.remove(layer.module, "weight")
                 _put_in_order(layer.module, order)
@@ -216,7 +223,6 @@ class SparseTraining:
         install(changes)
         for layer, order in zip(self._layers, orders, strict=True):
             _put_in_order(layer.module, ["weight_orig" if name == "weight" else name for name in order])
-            layer.mask = layer.module.get_buffer("weight_mask")
             if self.method.scored:
                 layer.score = torch.zeros_like(layer.orig)
         self._clear()
