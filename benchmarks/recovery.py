@@ -2,23 +2,28 @@
 
     python benchmarks/recovery.py --minutes 15                     ResNet-56 on CIFAR-10, no labels
     python benchmarks/recovery.py --minutes 120 --labels
+    python benchmarks/recovery.py --processor 30                   as many steps as take that much processor time
     python benchmarks/recovery.py --task ecg_lstm --steps 200      a task of benchmarks/accuracy, by steps
 
 Training data, batches and time are the same for both. The rate, the length and the state that is kept are chosen on
-training data that is held back; test data is looked at once, at the end. Time is of the clock: leave the machine alone.
+training data that is held back; test data is looked at once, at the end. Time is of the clock: leave the machine alone,
+or count the processor's.
 """
 
 import argparse
+import copy
 import sys
 import time
 from pathlib import Path
 
 import torch
+from torch import nn
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from benchmarks.accuracy import peers
 from benchmarks.accuracy.cutting import OURS
 from benchmarks.accuracy.suite import TASKS
+from benchmarks.accuracy.tasks import Task
 from benchmarks.accuracy.training import recover
 
 RIVAL = "FPGM global + statistics"  # the best rival on ResNet-56 right after the cut
@@ -30,6 +35,7 @@ def main() -> None:
     parser.add_argument("--task", default="resnet56", choices=sorted(TASKS))
     parser.add_argument("--minutes", type=float, default=15)
     parser.add_argument("--steps", type=int)
+    parser.add_argument("--processor", type=float, help="minutes of processor time, on a machine that others use too")
     parser.add_argument("--labels", action="store_true")
     parser.add_argument("--rival", default=RIVAL, help="a method of benchmarks/accuracy/peers.py, or none")
     given = parser.parse_args()
@@ -43,8 +49,11 @@ def main() -> None:
         torch.manual_seed(0)
         method.cut(task, model, task.goal, 0, {})
         cut = task.score(model.eval(), task.tests())
+        steps, minutes = given.steps, given.minutes
+        if given.processor is not None:
+            steps, minutes = steps_in(given.processor, task, model, given.labels), 600
         wall, busy = time.perf_counter(), time.process_time()
-        found = recover(task, model, 0, labels=given.labels, steps=given.steps, minutes=given.minutes)
+        found = recover(task, model, 0, labels=given.labels, steps=steps, minutes=minutes)
         wall, busy = time.perf_counter() - wall, time.process_time() - busy
         after = task.score(model.eval(), task.tests())
         print(found)
@@ -53,6 +62,13 @@ def main() -> None:
             f"    {wall / 60:.1f} minutes, {busy / 60:.1f} of the processor, {torch.get_num_threads()} threads",
             flush=True,
         )
+
+
+def steps_in(minutes: float, task: Task, model: nn.Module, labels: bool) -> int:
+    """How many steps take some minutes of the processor, by a few that are taken on a copy."""
+    trial, busy = copy.deepcopy(model), time.process_time()
+    found = recover(task, trial, 0, labels=labels, steps=12)
+    return max(20, int(60 * minutes * found.steps / (time.process_time() - busy)))
 
 
 if __name__ == "__main__":

@@ -63,7 +63,7 @@ def recover(
 
     Steps beyond what was drawn go over the same batches again, in another order.
     """
-    batches = list(islice(task.training(seed), 400 if steps is None else steps + 10))
+    batches = list(islice(task.training(seed), 400 if steps is None else min(400, steps + 10)))
 
     def loss(output: Any, batch: Batch) -> Tensor:
         return task.loss(lambda *_, **__: output, batch)

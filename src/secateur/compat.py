@@ -317,6 +317,32 @@ def sharding_states() -> Any:
     return _module_state_mapping
 
 
+def bound_to_shapes(wrapper: nn.parallel.DistributedDataParallel) -> str | None:
+    """What `DistributedDataParallel` has beside its buckets that goes by shapes of parameters; None if nothing."""
+    held, group = vars(wrapper), torch.distributed.group.WORLD
+    stateful = [state for _, state in held.get("_comm_hooks", ()) if state is not None and state is not group]
+    told = {
+        "a process group of its own": held.get("process_group") is not group,
+        "mixed_precision=": held.get("mixed_precision") is not None,
+        "delay_all_reduce_named_params=": bool(held.get("_delay_all_reduce_params")),
+        "the reducer of compiled autograd": bool(held.get("_accum_grad_hooks")),
+        "a communication hook with a state": bool(stateful),
+    }
+    return next((what for what, there in told.items() if there), None)
+
+
+def lay_out_anew(wrapper: nn.parallel.DistributedDataParallel) -> None:
+    """Let `DistributedDataParallel` make its buckets for the parameters as they are now: as if it had been pickled."""
+    with _needed("to share gradients of a model that was cut"):
+        state = {**wrapper.__getstate__(), "_comm_hooks": [], "_has_rebuilt_buckets": False}
+        state["_static_graph_delay_allreduce_enqueued"] = False
+        hooks = wrapper._comm_hooks
+        del wrapper.logger, wrapper.reducer  # with the hooks that it has on the parameters
+        wrapper.__setstate__(state)
+        for hook, its in hooks:
+            wrapper.register_comm_hook(its, hook)
+
+
 __all__ = ["AttentionOutput", "BatchNorm", "Convolution", "FAKE_LOGGER", "FUNCTION_HOMES", "FakeTensor"]
 __all__ += ["FakeTensorMode", "Missing", "OpOverload", "OpOverloadPacket", "ScriptFunction", "StorageWeakRef"]
 __all__ += ["TESTED", "TorchDispatchMode", "TorchFunctionMode", "TransposedConvolution", "aten", "draws"]
@@ -324,4 +350,4 @@ __all__ += ["is_compiled", "is_functorch_wrapped", "is_lazy", "is_lazy_clone", "
 __all__ += ["missing", "reads_out", "redispatch_function", "schema", "script_source", "shared", "storage_id"]
 __all__ += ["strong_storage", "takes_sizes", "transform_level", "tree_leaves", "tree_map", "uncompiled", "version"]
 __all__ += ["without_modes", "without_torch_function"]
-__all__ += ["default_store", "dtensor", "fsdp1", "fsdp_module", "sharding_states"]
+__all__ += ["bound_to_shapes", "default_store", "dtensor", "fsdp1", "fsdp_module", "lay_out_anew", "sharding_states"]

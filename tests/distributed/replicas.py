@@ -152,7 +152,7 @@ def one_rank_alone(rank, world):
 
 
 def ddp(rank, world):
-    """Cut the wrapper: the old one refuses to train, a new one shares gradients and stays in step."""
+    """Cut the wrapper: it still shares gradients and stays in step, and refuses to if one rank was cut alone."""
     wrapped = DistributedDataParallel(net())
     plan = sec.plan(sec.trace(wrapped, torch.zeros(1, 8)), sec.Ratio(0.5))
     optimizer = torch.optim.SGD(wrapped.parameters(), lr=0.1, momentum=0.9)
@@ -161,9 +161,7 @@ def ddp(rank, world):
     optimizer.step()
     optimizer.zero_grad()
     sec.apply(wrapped, plan, optimizer=optimizer)
-    stale = refused(lambda: wrapped(inputs[1]), wrapped)
-    single = copy.deepcopy(wrapped.module)
-    again = DistributedDataParallel(wrapped.module)
+    single, again = copy.deepcopy(wrapped.module), wrapped
     again(inputs[1]).square().sum().backward()
     gradients = [param.grad.clone() for param in again.parameters()]
     optimizer.step()
@@ -176,6 +174,9 @@ def ddp(rank, world):
     right = all(torch.allclose(a, b, atol=1e-6) for a, b in zip(gradients, means, strict=True))
     gathered = [torch.empty_like(again.module[2].weight) for _ in range(world)]
     dist.all_gather(gathered, again.module[2].weight.detach())
+    with alone():
+        sec.apply(wrapped, sec.plan(sec.trace(wrapped, torch.zeros(1, 8)), sec.Ratio(0.5)), optimizer=optimizer)
+    stale = refused(lambda: wrapped(inputs[1]), wrapped)
     return {"stale": stale, "right": right, "in step": all(torch.equal(gathered[0], each) for each in gathered)}
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -183,19 +184,32 @@ def process_group(tmp_path: Any) -> Iterator[None]:
 
 @pytest.mark.usefixtures("process_group")
 @pytest.mark.parametrize("inside", [False, True], ids=["the wrapper", "the model inside"])
-def test_a_distributed_wrapper_from_before_refuses_to_train(inside: bool) -> None:
+def test_a_distributed_wrapper_from_before_goes_on(inside: bool) -> None:
     net = made()
     wrapped = DistributedDataParallel(net)
     loss(wrapped).backward()
     cut(net if inside else wrapped)
+    with torch.no_grad():
+        assert wrapped(X).shape == (6, 2)
+    for model in (wrapped, DistributedDataParallel(net)):
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        losses = [step(model, optimizer) for _ in range(10)]
+        assert losses[-1] < losses[0]
+
+
+@pytest.mark.usefixtures("process_group")
+def test_a_distributed_wrapper_around_a_model_that_was_loaded_refuses_to_train(tmp_path: Path) -> None:
+    """Whether other ranks loaded it, too, is not known."""
+    net = made()
+    cut(net)
+    sec.save(net, tmp_path / "cut")
+    wrapped = DistributedDataParallel(made())
+    loss(wrapped).backward()
+    sec.load(tmp_path / "cut", wrapped)
     with pytest.raises(sec.ApplyError, match="wrap the model anew"):
         wrapped(X)
     with torch.no_grad():
         assert wrapped(X).shape == (6, 2)
-    again = DistributedDataParallel(net)
-    optimizer = torch.optim.SGD(again.parameters(), lr=0.1)
-    losses = [step(again, optimizer) for _ in range(10)]
-    assert losses[-1] < losses[0]
 
 
 def test_a_weight_that_a_function_holds_is_the_model_s() -> None:

@@ -76,6 +76,21 @@ def test_a_plain_loop(kind):
 
 
 @pytest.mark.parametrize("kind", WHATS)
+def test_a_loop_that_is_begun_twice_counts_once(kind):
+    found = {}
+    for times in (1, 2):
+        model = net()
+        optimizer = torch.optim.AdamW(model.parameters(), 1e-2)
+        pruning = training.Pruning(WHATS[kind]())
+        for _ in range(times):
+            pruning.begin(model, optimizer)
+        train(model, optimizer, pruning, 12)
+        assert pruning.steps == 12
+        found[times] = state(model)
+    assert all(torch.equal(found[1][name], found[2][name]) for name in found[1])
+
+
+@pytest.mark.parametrize("kind", WHATS)
 @pytest.mark.parametrize("stop", [3, 6, 25])
 def test_going_on_bit_for_bit(kind, stop, tmp_path):
     whole = net()
@@ -115,6 +130,54 @@ def test_averages_of_weights_are_cut_along(average):
     assert ema.module.eval()(X).shape == (64, 3)
 
 
+def refuses_averages(ema, message, kind):
+    model = ema.module
+    other = copy.deepcopy(model)
+    optimizer, before = torch.optim.SGD(other.parameters(), 1e-2), state(other)
+    with pytest.raises(sec.TrainingError, match=message):
+        training.Pruning(WHATS[kind]()).begin(other, optimizer)
+    assert all(torch.equal(before[name], value) for name, value in other.state_dict().items())
+
+
+@pytest.mark.parametrize("average", ["timm", "torch"])
+def test_averages_that_nobody_told_of_are_refused(average):
+    from timm.utils import ModelEmaV3
+
+    ema = ModelEmaV3(net()) if average == "timm" else AveragedModel(net())
+    refuses_averages(ema, f"{type(ema).__name__} of Sequential would be left behind", "cuts")
+    refuses_averages(ema, "make it after `begin`", "masks")
+    del ema
+    other = nn.Sequential(nn.Linear(6, 20), nn.ReLU(), nn.Linear(20, 3))
+    keeps = AveragedModel(other)  # of a model unlike the one that is cut
+    model = net()
+    optimizer = torch.optim.SGD(model.parameters(), 1e-2)
+    pruning = training.Pruning(cuts())
+    pruning.begin(model, optimizer)
+    late = AveragedModel(model)
+    with pytest.raises(sec.TrainingError, match="left behind"):
+        train(model, optimizer, pruning, 4)
+    assert model[0].out_features == late.module[0].out_features == 24
+    pruning.begin(model, optimizer, copies=[late])
+    train(model, optimizer, pruning, 8, ema=late)
+    assert model[0].out_features == late.module[0].out_features == 12
+    assert keeps.module[0].out_features == 20
+
+
+def test_an_average_of_masked_weights_has_the_masks():
+    model = net()
+    optimizer = torch.optim.SGD(model.parameters(), 1e-1)
+    pruning = training.Pruning(WHATS["masks"]())
+    pruning.begin(model, optimizer)
+    ema = AveragedModel(model)
+    train(model, optimizer, pruning, 10, ema=ema)
+    assert torch.equal(ema.module[0].weight_mask, model[0].weight_mask)
+    assert torch.equal(ema.module[1].running_mean, model[1].running_mean)
+    ema.module.eval()(X)
+    there = ema.module[0].weight != 0
+    assert there.any()
+    assert not bool((there & (model[0].weight_mask == 0)).any())
+
+
 def test_a_copy_that_cannot_be_cut_leaves_all_as_it_was():
     model = net()
     other = nn.Sequential(nn.Linear(6, 24), nn.ReLU(), nn.Linear(24, 3))
@@ -130,20 +193,65 @@ def test_a_copy_that_cannot_be_cut_leaves_all_as_it_was():
     assert torch.equal(optimizer.state[model[0].weight]["momentum_buffer"], moment)
 
 
-def test_a_compiled_model_in_mixed_precision():
+def stepped(how, kind="cuts", compiled=False):
+    """A model after some steps, each of them taken by `how(model, optimizer, x, y)`."""
     inner = net()
-    model = torch.compile(inner, backend="eager")
-    optimizer = torch.optim.SGD(model.parameters(), 1e-2)
-    pruning = training.Pruning(cuts())
+    inner[1] = nn.Identity()  # the same for parts of a batch as for all of it
+    model = torch.compile(inner, backend="eager") if compiled else inner
+    optimizer = torch.optim.SGD(model.parameters(), 1e-1, momentum=0.9)
+    pruning = training.Pruning(WHATS[kind]())
     pruning.begin(model, optimizer)
-    for _ in range(10):
+    for i in range(22 if kind == "learned" else 10):
         optimizer.zero_grad()
-        with torch.autocast("cpu", torch.bfloat16):
-            loss = F.mse_loss(model(X).float(), Y)
-        loss.backward()
-        optimizer.step()
+        how(model, optimizer, X + 0.01 * i, Y)
         pruning.step()
-    assert inner[0].out_features == 12
+    pruning.finish()
+    return inner
+
+
+def plainly(model, optimizer, x, y):
+    F.mse_loss(model(x), y).backward()
+    optimizer.step()
+
+
+def in_parts(model, optimizer, x, y):
+    for part, wanted in zip(x.split(16), y.split(16), strict=True):
+        (F.mse_loss(model(part), wanted) / 4).backward()
+    optimizer.step()
+
+
+def in_bfloat16(model, optimizer, x, y):
+    with torch.autocast("cpu", torch.bfloat16):
+        loss = F.mse_loss(model(x).float(), y)
+    loss.backward()
+    optimizer.step()
+
+
+def scaled(model, optimizer, x, y):
+    scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
+    scaler.scale(F.mse_loss(model(x), y)).backward()
+    scaler.step(optimizer)
+    scaler.update()
+
+
+def far_apart(a, b):
+    """How far the weights of two models of one size are apart, as a part of their size."""
+    pairs = list(zip(a.parameters(), b.parameters(), strict=True))
+    assert [p.shape for p, _ in pairs] == [q.shape for _, q in pairs]
+    return max(float((p - q).norm() / q.norm()) for p, q in pairs)
+
+
+@pytest.mark.parametrize("kind", WHATS)
+@pytest.mark.parametrize("how", [in_parts, scaled])
+def test_accumulated_and_scaled_gradients_prune_the_same(kind, how):
+    assert far_apart(stepped(how, kind), stepped(plainly, kind)) < 1e-4
+
+
+def test_a_compiled_model_in_mixed_precision():
+    model, plain = stepped(in_bfloat16, compiled=True), stepped(in_bfloat16)
+    assert model[0].out_features == 12
+    assert far_apart(model, plain) < 1e-5
+    assert 1e-5 < far_apart(plain, stepped(plainly)) < 0.1
 
 
 def test_the_floor():

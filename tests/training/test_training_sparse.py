@@ -346,3 +346,19 @@ def test_processes_that_train_together_have_the_same_masks(tmp_path):
     start = net()
     training.SparseTraining(start, adam(start), training.RigL(0.9, every=2, end=20))
     assert any(not torch.equal(mask, first[name]) for name, mask in alive(start).items())
+
+
+def test_masks_follow_where_the_buffers_are_replaced():
+    """As `model.to(…)` and accelerate's `prepare` do."""
+    found = []
+    for replaced in (False, True):
+        model = net()
+        optimizer = adam(model)
+        sparse = training.SparseTraining(model, optimizer, training.SET(0.8, every=2, end=50))
+        for module in model.modules() if replaced else ():
+            module._buffers.update({name: buffer.clone() for name, buffer in module._buffers.items()})
+        begun = alive(model)
+        train(model, optimizer, 6)
+        assert any(not torch.equal(begun[name], mask) for name, mask in alive(model).items())
+        found.append({**model.state_dict(), "zeros": torch.tensor(sparse.sparsity)})
+    assert all(torch.equal(found[0][name], found[1][name]) for name in found[0])

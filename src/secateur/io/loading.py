@@ -6,7 +6,7 @@ import functools
 import math
 import os
 from collections.abc import Callable
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext
 from functools import partial
 from typing import Any, TypeVar, overload
 
@@ -23,7 +23,7 @@ from secateur.state.held import named_tensors
 from secateur.state.transaction import Transaction, transaction
 from secateur.surgery import carry_out
 from secateur.surgery.bias import add_biases, check_biases
-from secateur.surgery.holders import check_alone, tell_holders
+from secateur.surgery.holders import check_alone, tell_holders, wrappers_follow
 from secateur.tracing import unwrap
 from secateur.tracing.constructor import Maker
 from secateur.tracing.origins import Origin
@@ -74,7 +74,8 @@ def load(path: Any, model: Any = None, *, make: Any = None) -> Any:
         if header.plan is not None:
             check_alone(inner, header.plan)  # before the transaction holds its tensors, too
         closing = stack.pop_all()
-    with transaction(inner) as undo, closing:  # which may fail, too
+    told = nullcontext() if header.plan is None else wrappers_follow(inner, everywhere=False)
+    with told, transaction(inner) as undo, closing:  # which may fail, too
         _carry_out(inner, header, file, undo)
     if header.plan is not None:
         tell_holders(inner, header.plan)

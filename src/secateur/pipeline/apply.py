@@ -18,7 +18,7 @@ from secateur.planning.plans import Plan
 from secateur.state.held import named_tensors
 from secateur.state.transaction import Transaction, transaction, untouched
 from secateur.surgery import carry_out, check_fit
-from secateur.surgery.holders import check_alone, tell_holders
+from secateur.surgery.holders import check_alone, tell_holders, wrappers_follow
 from secateur.tracing import unwrap
 from secateur.verify.copies import copies_alike
 from secateur.verify.numbers import numbers_of, way_of
@@ -151,18 +151,19 @@ def proved(
                 raise _CopyError
             finish(undo)
 
-    try:
+    with wrappers_follow(model):
         try:
-            cut(proof)
-        except VerifyError as error:
-            cut(_second_thoughts(model, plan, proof, error))
-    except _CopyError:
-        if copies_alike(model, proof[0].example):
-            raise VerifyError(
-                "a deep copy of the cut model does not put out what the model does: some object of it is made anew "
-                "from numbers that the cut did not change. The model is as it was."
-            ) from None
-        cut(proof, copied=False)
+            try:
+                cut(proof)
+            except VerifyError as error:
+                cut(_second_thoughts(model, plan, proof, error))
+        except _CopyError:
+            if copies_alike(model, proof[0].example):
+                raise VerifyError(
+                    "a deep copy of the cut model does not put out what the model does: some object of it is made anew "
+                    "from numbers that the cut did not change. The model is as it was."
+                ) from None
+            cut(proof, copied=False)
     tell_holders(model, plan)
 
 

@@ -1,25 +1,29 @@
-"""Those outside of a model who hold its tensors: another model, an optimizer, a wrapper that shares out gradients."""
+"""Those outside of a model who hold its tensors, or copies: another model, an optimizer, a wrapper, an average."""
 
 import gc
 import sys
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
-from functools import cache, partial
+from contextlib import contextmanager, suppress
+from functools import cache
 from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim.optimizer import register_optimizer_step_pre_hook
+from torch.optim.swa_utils import AveragedModel
 from torch.utils.weak import WeakTensorKeyDictionary
 
+from secateur.compat import bound_to_shapes, lay_out_anew
+from secateur.distributed import ranks
 from secateur.errors import ApplyError
 from secateur.planning.plans import Plan
 from secateur.state.held import named_tensors
 
 T = TypeVar("T")
 _SHAPES = WeakTensorKeyDictionary()  # {a parameter that was cut: the shapes that it had}
+_ANEW = "wrap the model anew, on every rank: DistributedDataParallel(wrapped.module)"
 _GONE = WeakTensorKeyDictionary()  # {a parameter that a model no longer has: its name}
 
 
@@ -60,20 +64,88 @@ def tell_holders(model: nn.Module, plan: Plan) -> None:
     """After a cut: whoever remembers tensors as they were says so when asked to go on, instead of computing wrongly.
 
     Graphs recorded before cannot be run backward any more. An optimizer that was not passed refuses a step as long as
-    its state has the old shapes. A `DistributedDataParallel` from before, whose buckets have them, refuses to train.
+    its state has the old shapes.
     """
-    cut = {id(tensor): plan.shapes[name] for name, tensor in named_tensors(model) if name in plan.kept}
     for name, tensor in named_tensors(model):
         if name in plan.kept:
             _SHAPES.setdefault(tensor, set()).add(tuple(plan.shapes[name]))
             with suppress(RuntimeError):  # one made for inference, which no graph keeps
                 torch.autograd.graph.increment_version(tensor)
     _watch_steps()
-    if torch.distributed.is_available() and torch.distributed.is_initialized():
-        for wrapper in _living(DistributedDataParallel):
-            laid_out = [(p, tuple(cut[id(p)])) for p in wrapper.parameters() if id(p) in cut]
-            if laid_out:
-                wrapper.register_forward_pre_hook(partial(_check_buckets, laid_out))
+
+
+@contextmanager
+def wrappers_follow(model: nn.Module, *, everywhere: bool | None = None) -> Iterator[None]:
+    """Parameters get other contents inside, and maybe their old ones back: a `DistributedDataParallel` around them has
+    lost hold of their gradients. Before it trains again it lays out its buckets anew, or refuses if this was not done
+    `everywhere`, on all ranks."""
+    try:
+        yield
+    finally:
+        for wrapper in wrappers(model):
+            _Relaid(wrapper, ranks() == torch.distributed.get_world_size() if everywhere is None else everywhere)
+
+
+def wrappers(model: nn.Module) -> list[DistributedDataParallel]:
+    """Each `DistributedDataParallel` that trains parameters of a model."""
+    if not torch.distributed.is_available() or not torch.distributed.is_initialized():
+        return []
+    own = set(map(id, model.parameters()))
+    return [one for one in _living(DistributedDataParallel) if not own.isdisjoint(map(id, one.parameters()))]
+
+
+def check_wrappers(model: nn.Module) -> None:
+    """Refuse to cut a model in training whose `DistributedDataParallel` cannot go on with it."""
+    for wrapper in wrappers(model):
+        _check_can_follow(wrapper)
+
+
+def _check_can_follow(wrapper: DistributedDataParallel) -> None:
+    if (what := bound_to_shapes(wrapper)) is not None:
+        raise ApplyError(f"DistributedDataParallel cannot go on with a model that is cut, since it has {what}; {_ANEW}")
+
+
+class _Relaid:
+    """Sees to the buckets of a wrapper before it trains again. A copy of the wrapper has made its own."""
+
+    def __init__(self, wrapper: nn.Module | None = None, everywhere: bool = True) -> None:
+        self._everywhere = everywhere
+        self._end = None if wrapper is None else wrapper.register_forward_pre_hook(self)
+
+    def __call__(self, wrapper: nn.Module, _: Any) -> None:
+        if self._end is None or not torch.is_grad_enabled():
+            return
+        assert isinstance(wrapper, DistributedDataParallel)
+        _check_can_follow(wrapper)
+        if not self._everywhere:
+            raise ApplyError(
+                "the model was cut, not by all ranks together, after DistributedDataParallel had laid out its "
+                f"gradients, which it would no longer synchronise; {_ANEW}"
+            )
+        self._end.remove()
+        lay_out_anew(wrapper)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _Relaid, ()
+
+
+def averages(model: nn.Module, but: Sequence[nn.Module] = ()) -> list[str]:
+    """The kinds of averages of the weights of a model like this one: torch's `AveragedModel`, timm's `ModelEmaV3`."""
+    timm = sys.modules.get("timm.utils.model_ema")
+    kinds = {AveragedModel, *(getattr(timm, name, AveragedModel) for name in ("ModelEmaV2", "ModelEmaV3"))}
+    like, known = _outline(model), {id(unit) for one in but for unit in one.modules()}
+
+    def found() -> list[str]:
+        living = (one for one in _living(tuple(kinds)) if id(one) not in known)
+        return [type(one).__name__ for one in living if _outline(getattr(one, "module", None)) == like]
+
+    if found():
+        gc.collect()  # it may be gone already, but for a cycle
+    return found()
+
+
+def _outline(model: nn.Module | None) -> tuple[Any, ...]:
+    return type(model), None if model is None else {name: p.shape for name, p in model.named_parameters()}
 
 
 def tell_of_new(old: Mapping[str, Tensor]) -> None:
@@ -83,7 +155,7 @@ def tell_of_new(old: Mapping[str, Tensor]) -> None:
     _watch_steps()
 
 
-def _living(kind: type[T]) -> Iterator[T]:
+def _living(kind: type[T] | tuple[type[T], ...]) -> Iterator[T]:
     return (obj for obj in gc.get_objects() if issubclass(type(obj), kind))
 
 
@@ -111,13 +183,4 @@ def _check_state(optimizer: torch.optim.Optimizer, *_: Any) -> None:
                 )
 
 
-def _check_buckets(laid_out: Sequence[tuple[Tensor, tuple[int, ...]]], wrapper: nn.Module, _: Any) -> None:
-    syncs = torch.is_grad_enabled() and getattr(wrapper, "require_backward_grad_sync", True)
-    if syncs and any(tuple(param.shape) != shape for param, shape in laid_out):
-        raise ApplyError(
-            "the model was cut after DistributedDataParallel had laid out its gradients, which it would no longer "
-            "synchronise; wrap the model anew: DistributedDataParallel(wrapped.module)"
-        )
-
-
-__all__ = ["check_alone", "tell_holders", "tell_of_new"]
+__all__ = ["averages", "check_alone", "check_wrappers", "tell_holders", "tell_of_new", "wrappers_follow"]

@@ -6,6 +6,8 @@ import importlib
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from torch.optim.swa_utils import AveragedModel
+
 from secateur.errors import MissingPackageError, TrainingError
 
 if TYPE_CHECKING:
@@ -63,15 +65,19 @@ def lightning_callback(pruning: Pruning) -> LightningCallback:
                 raise TrainingError(
                     f"pruning follows the steps of one optimizer, and there are {len(trainer.optimizers)}"
                 )
-            pruning.begin(trainer.model, trainer.optimizers[0])
+            averages = (one for each in trainer.callbacks for one in vars(each).values())
+            copies = [one for one in averages if isinstance(one, AveragedModel)]
+            pruning.begin(trainer.model, trainer.optimizers[0], copies=copies)
 
         def on_train_batch_end(self, trainer: Any, module: Any, *_: Any) -> None:
             pruning.step()
             module.log_dict(pruning.log())
 
         def on_validation_epoch_end(self, trainer: Any, module: Any) -> None:
-            if not trainer.sanity_checking and pruning.stops(trainer.callback_metrics):
-                trainer.should_stop = True
+            if not trainer.sanity_checking:
+                missed = pruning.stops(trainer.callback_metrics)  # a metric of this rank, maybe
+                missed = trainer.strategy.reduce_boolean_decision(missed, all=False)
+                trainer.should_stop = trainer.should_stop or missed
 
         def on_train_end(self, trainer: Any, module: Any) -> None:
             pruning.finish()

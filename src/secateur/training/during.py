@@ -5,14 +5,13 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import nn
-from torch.nn.parallel import DistributedDataParallel
 
+from secateur.distributed import meet
 from secateur.errors import TrainingError
 from secateur.importance import Importance
 from secateur.pipeline.apply import apply
@@ -20,6 +19,7 @@ from secateur.planning import Plan, Zeros, plan
 from secateur.planning.targets import Target
 from secateur.schedule.schedules import Course, Schedule, course, cubic, levels
 from secateur.state.transaction import transaction
+from secateur.surgery.holders import averages
 from secateur.tracing import trace, unwrap
 from secateur.tracing.graph import Graph
 from secateur.training.dynamic import SparseMethod
@@ -42,14 +42,32 @@ class TrainingRun:
 
     def cut(self, made: Plan) -> None:
         """Cut the model, the optimizer's state and the copies: all or none."""
+        made = _of_first_rank(made)
         if not made.axes:
             return
+        if self.optimizer is not None:
+            check_averages(self.model, self.copies)
         copies = [_averaged(copy) for copy in self.copies]
         with transaction(self.model, self.optimizer, *copies):
             apply(self.model, made, optimizer=self.optimizer)
             for copy in copies:
                 apply(copy, made)
         self.plan = made if self.plan is None else self.plan.then(made)
+
+
+def check_averages(model: nn.Module, copies: Sequence[nn.Module]) -> None:
+    """Refuse an average of the weights of a model that nobody told of: it would be left behind by a cut."""
+    if left := averages(model, but=copies):
+        raise TrainingError(
+            f"{left[0]} of {type(model).__name__} would be left behind when the model is cut; let it be cut along: "
+            "begin(model, optimizer, copies=[…]). If it is that of another model, let go of it meanwhile"
+        )
+
+
+def _of_first_rank(made: Plan) -> Plan:
+    """One plan for all processes that train a model: statistics of batch norms, which it may be made from, differ."""
+    said = meet("Pruning: the plan", made.to_json())
+    return made if len(set(said)) == 1 else replace(Plan.from_json(said[0]), example=made.example, others=made.others)
 
 
 def _averaged(copy: nn.Module) -> nn.Module:
@@ -190,6 +208,7 @@ class _Learning(Work):
     end: Any = None
 
     def attach(self, run: TrainingRun) -> None:
+        self.finish()
         if not self.over:
             self.end = self.penalty.attach(run.model, run.optimizer)
 
@@ -275,13 +294,3 @@ class Floor:
     def missed(self, metrics: Mapping[str, Any]) -> bool:
         """Whether the metric is there and too low, or no number."""
         return self.metric in metrics and not float(metrics[self.metric]) >= self.value
-
-
-def check_alone(model: nn.Module, what: What) -> None:
-    """Refuse to cut what several processes train together: their buckets have the shapes from before."""
-    several = dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
-    if what.cuts and (several or isinstance(model, DistributedDataParallel)):
-        raise TrainingError(
-            "DistributedDataParallel cannot go on with a model that is cut while it trains: its buckets keep the old "
-            "shapes. Use Masks(…) there, or cut between runs and wrap the model anew"
-        )

@@ -18,8 +18,9 @@ from secateur.io.file import about
 from secateur.planning import Plan
 from secateur.planning.json import parse
 from secateur.state.transaction import transaction
+from secateur.surgery.holders import averages, check_wrappers
 from secateur.tracing import unwrap
-from secateur.training.during import Floor, TrainingRun, What, Work, check_alone
+from secateur.training.during import Floor, TrainingRun, What, Work, check_averages
 from secateur.training.optimizers import check_trains, hooked, inner
 
 if TYPE_CHECKING:
@@ -49,7 +50,8 @@ class Pruning:
 
     `what` is `Cuts(…)`, `Learned(…)` or `Masks(…)`. Call `begin` before the first step and `step` after each, where no
     graph of the model is alive: a cut changes the model, what the optimizer holds, and `copies` of the model such as
-    timm's `ModelEmaV3` or torch's `AveragedModel`. `stops(metrics)` says whether the `floor` is missed.
+    timm's `ModelEmaV3` or torch's `AveragedModel`. `stops(metrics)` says whether the `floor` is missed. Processes that
+    train together (DDP) all do the same calls, and cut by the plan of rank 0.
 
     For Transformers pass `pruning.transformers()` to `Trainer(callbacks=[…])`, for Lightning `pruning.lightning()`.
     With accelerate use it as in a plain loop, and `accelerator.register_for_checkpointing(pruning)`.
@@ -69,9 +71,9 @@ class Pruning:
 
     def begin(self, model: nn.Module, optimizer: Any, *, copies: Sequence[nn.Module] = ()) -> None:
         """Take a model and the optimizer that trains it; after `resume`, those that it was called for."""
-        check_alone(model, self.what)
         net, found = unwrap(model), inner(optimizer)
         check_trains(found, net)
+        self._check_others(net, copies)
         if self._run is None or self._work is None:
             self._run = TrainingRun(net)
             self._work = self.what.work(self._run)
@@ -79,7 +81,20 @@ class Pruning:
             raise TrainingError("this is not the model that `resume` was called with; make a Pruning for each model")
         self._run.optimizer, self._run.copies = found, tuple(copies)
         self._work.attach(self._run)
+        if self._end is not None:  # of a loop that began and was started anew
+            self._end()
         self._end = hooked(found, lambda: None, self._count)
+
+    def _check_others(self, net: nn.Module, copies: Sequence[nn.Module]) -> None:
+        """Refuse what goes with a model and cannot follow it."""
+        if self.what.cuts:
+            check_wrappers(net)
+            check_averages(net, copies)
+        elif copies or (self._run is None and averages(net)):
+            raise TrainingError(
+                "an average of weights whose zeros move has no zeros, and one made before has no masks: make it after "
+                "`begin`, as an AveragedModel, which takes over the masks with the buffers, or after `finish`"
+            )
 
     def _count(self) -> None:
         self.steps += 1

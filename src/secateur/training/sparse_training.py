@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from secateur import prune
 from secateur.compat import Convolution, TransposedConvolution, is_lazy
+from secateur.distributed import ranks
 from secateur.errors import TrainingError
 from secateur.planning.names import named
 from secateur.prune.methods import CustomFromMask
@@ -32,9 +33,15 @@ class _Masked:
     module: nn.Module
     inputs: int
     orig: nn.Parameter
-    mask: Tensor = field(default_factory=lambda: torch.empty(0))  # the buffer
     gradient: Tensor | None = None
     score: Tensor | None = None
+    last: Tensor = field(default_factory=lambda: torch.empty(0))  # the mask, where the model no longer has it
+
+    @property
+    def mask(self) -> Tensor:
+        """The buffer as the model has it now: `model.to(…)` and accelerate's `prepare` put others in its place."""
+        found = self.module._buffers.get("weight_mask")
+        return self.last if found is None else found
 
     def seen(self) -> Layer:
         """What a method may know."""
@@ -127,7 +134,7 @@ class SparseTraining:
         masks = method.start([layer.seen() for layer in self._layers], self._chance)
         self._install(masks)
         handles = [layer.module.register_forward_pre_hook(_Watch(self, layer)) for layer in self._layers]
-        self._ends: list[Callable[[], None]] = [handle.remove for handle in handles]
+        self._ends: dict[object, Callable[[], None]] = {handle.id: handle.remove for handle in handles}
         if self._optimizer is not None:
             self.attach(self._optimizer)
         if method.keeps_weights(0):
@@ -136,7 +143,8 @@ class SparseTraining:
     def attach(self, optimizer: Any) -> None:
         """Follow the steps of an optimizer, where it is made only after the masks (`optimizer=None` at first)."""
         self._optimizer = self._known(optimizer)
-        self._ends.append(hooked(self._optimizer, self._before_step, self._after_step))
+        self._ends.pop("steps", lambda: None)()
+        self._ends["steps"] = hooked(self._optimizer, self._before_step, self._after_step)
 
     @property
     def sparsity(self) -> float:
@@ -151,11 +159,12 @@ class SparseTraining:
 
     def finish(self) -> nn.Module:
         """End it: the zeros are in the weights, masks and hooks are gone. Returns the model."""
-        for end in self._ends:
+        for end in self._ends.values():
             end()
-        self._ends = []
+        self._ends = {}
         for layer in self._layers:
             if prune.is_pruned(layer.module):
+                layer.last = layer.mask
                 order = ["weight" if name == "weight_orig" else name for name in layer.module._parameters]
                 prune.remove(layer.module, "weight")
                 _put_in_order(layer.module, order)
@@ -214,7 +223,6 @@ class SparseTraining:
         install(changes)
         for layer, order in zip(self._layers, orders, strict=True):
             _put_in_order(layer.module, ["weight_orig" if name == "weight" else name for name in order])
-            layer.mask = layer.module.get_buffer("weight_mask")
             if self.method.scored:
                 layer.score = torch.zeros_like(layer.orig)
         self._clear()
@@ -296,11 +304,11 @@ def _check_numbers(layer: Layer, step: int) -> None:
 
 def _over_processes(value: Tensor) -> Tensor:
     """The mean over all processes that train together."""
-    if not dist.is_available() or not dist.is_initialized() or dist.get_world_size() == 1:
+    if ranks() == 1:
         return value
     mean = value.clone()
     dist.all_reduce(mean)
-    return mean / dist.get_world_size()
+    return mean / ranks()
 
 
 def _layers(model: nn.Module, only: Sequence[str], protect: Sequence[str]) -> list[_Masked]:
