@@ -6,6 +6,7 @@ arxiv.org/abs/2402.09025): one after the other, each time the one without which 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -22,6 +23,7 @@ from secateur.importance.batches import blamed_on_batch, studied
 from secateur.pipeline.rebuild import own_tables, unlike
 from secateur.planning import Plan
 from secateur.planning.depth import changed_fields, followed
+from secateur.planning.names import Named, named, parts_of
 from secateur.planning.plans import Change
 from secateur.progress import progress
 from secateur.state.twin import copied
@@ -112,7 +114,14 @@ def _parameters(model: nn.Module, names: Sequence[str]) -> dict[str, int]:
     }
 
 
-def plan_depth(graph: Graph, remove: int | Sequence[str], batches: Any = None, *, loadable: bool = False) -> Plan:
+def plan_depth(
+    graph: Graph,
+    remove: int | Sequence[str],
+    batches: Any = None,
+    *,
+    protect: Named | Sequence[Named] = (),
+    loadable: bool = False,
+) -> Plan:
     """Decide which blocks go: some by name, or so many of them, those that the outputs on `batches` need least.
 
     >>> import secateur as sec
@@ -133,17 +142,25 @@ def plan_depth(graph: Graph, remove: int | Sequence[str], batches: Any = None, *
 
     `apply` takes them out of their lists, in place: what follows moves up, and so do numbers that count blocks
     (`config.num_hidden_layers`, the `layer_idx` of each). The result must put out what the uncut model does when these
-    blocks hand on their input. `plan.loadable` says whether the model's constructor builds what is left, with
-    `plan.fields`; `loadable=True` refuses anything else.
+    blocks hand on their input. Blocks with anything in them that `protect` names stay. `plan.loadable` says whether the
+    model's constructor builds what is left, with `plan.fields`; `loadable=True` refuses anything else.
     """
     if not isinstance(graph, Graph):
         raise PlanError(f"plan_depth takes a Graph, not {type(graph).__name__}; make one with secateur.trace")
-    found = {block.name: (block, how) for block, how in _found(graph)}
+    whole = parts_of(protect, graph, "protect")
+    found = {block.name: (_protected(graph, block, whole), how) for block, how in _found(graph)}
     if isinstance(remove, int):
         names = tuple(_least(graph, {name: how for name, (block, how) in found.items() if block.free}, remove, batches))
     else:
         names = _named(found, remove)
     return _plan(graph, [found[name][0] for name in names], loadable)
+
+
+def _protected(graph: Graph, block: ResidualBlock, whole: Sequence[str]) -> ResidualBlock:
+    """A block, not free if anything in it has to stay."""
+    inside = [block.name, *(name for name in graph.source.tensors if name.startswith(f"{block.name}."))]
+    held = next((glob for glob in whole if any(named(name, glob) for name in inside)), None)
+    return block if held is None else replace(block, free=False, why=f"{held} is protected")
 
 
 def _named(found: Mapping[str, tuple[ResidualBlock, Passing]], remove: Sequence[str]) -> tuple[str, ...]:
@@ -192,26 +209,53 @@ def _lost(
     model: nn.Module, data: Sequence[Any], how: Mapping[str, Passing], gone: Sequence[str], names: Sequence[str]
 ) -> dict[str, float]:
     """How much the outputs change without each of some blocks, beside those that are gone already."""
-    vocabularies = {module.num_embeddings for module in model.modules() if isinstance(module, nn.Embedding)}
     lost = dict.fromkeys(names, 0.0)
     for number, batch in enumerate(data):
         with blamed_on_batch(number, "plan_depth"):
-            want, classes = answers(call(model, batch), vocabularies)
+            want = _answer(model, batch)
             for name in names:
                 with handing_on(model, {each: how[each] for each in (*gone, name)}):
-                    got, _ = answers(call(model, batch), vocabularies)
-                lost[name] += sum(_apart(a, b, classes) for a, b in zip(want, got, strict=True))
-    if not all(value == value and value < float("inf") for value in lost.values()):
+                    lost[name] += _apart(want, _answer(model, batch))
+    if not all(map(math.isfinite, lost.values())):
         raise PlanError("the outputs on the batches are not finite without some blocks, so these cannot be compared")
     return lost
 
 
-def _apart(want: Tensor, got: Tensor, classes: bool) -> float:
-    """How far two outputs are apart: what one believes of the other's classes, or the squared error."""
-    if classes:
-        one, other = want.float().log_softmax(-1), got.float().log_softmax(-1)
-        return float((one.exp() * (one - other)).sum())
-    return float((want.float() - got.float()).square().sum() / want.float().square().sum().clamp_min(1e-30))
+Answer = tuple[list[Tensor], bool]  # what a model puts out, and whether these are logits
+
+
+def _answer(model: nn.Module, batch: Any) -> Answer:
+    vocabularies = {module.num_embeddings for module in model.modules() if isinstance(module, nn.Embedding)}
+    return answers(call(model, batch), vocabularies)
+
+
+def outputs_of(model: nn.Module, batches: Sequence[Any]) -> list[Answer]:
+    """What a model puts out, to be compared with later."""
+    with studied(model, "compress"):
+        return [_answer(model, batch) for batch in batches]
+
+
+def further_off(model: nn.Module, batches: Sequence[Any], want: Sequence[Answer]) -> float:
+    """How far a model's outputs are from others on the same batches, on average."""
+    now = outputs_of(model, batches)
+    return sum(_apart(one, other) for one, other in zip(want, now, strict=True)) / len(now)
+
+
+def _apart(one: Answer, other: Answer) -> float:
+    """How far two outputs are apart, for each sample: in what they believe of classes, or in squares.
+
+    >>> _apart(([torch.zeros(4, 2)], True), ([torch.zeros(4, 2)], True))
+    0.0
+    """
+    off = 0.0
+    for want, got in zip(one[0], other[0], strict=True):
+        a, b = want.float(), got.float()
+        if one[1]:
+            a, b = a.log_softmax(-1), b.log_softmax(-1)
+            off += float((a.exp() * (a - b)).sum(-1).mean())
+        else:
+            off += float((a - b).square().sum() / a.square().sum().clamp_min(1e-30))
+    return off
 
 
 # the plan -----------------------------------------------------------------------------------------------------------
@@ -244,7 +288,9 @@ def _plan(graph: Graph, gone: Sequence[ResidualBlock], loadable: bool) -> Plan:
     why = "how it is built is not known" if maker is None else "no number among its arguments says how many there are"
     why = why if fewer is None else _unbuilt(model, plan, fewer)
     if why and loadable:
-        raise PlanError(f"loadable=True: the constructor does not build {graph.source.name} without these blocks: {why}")
+        raise PlanError(
+            f"loadable=True: the constructor does not build {graph.source.name} without these blocks: {why}"
+        )
     if why or maker is None or fewer is None:
         return plan
     return replace(plan, fields=changed_fields(maker.arguments, fewer.arguments))
@@ -260,4 +306,4 @@ def _unbuilt(model: nn.Module, plan: Plan, maker: Maker) -> str:
     return why or (f"{next(iter(tables))}, which is not in files, would be another" if tables else "")
 
 
-__all__ = ["ResidualBlock", "blocks", "plan_depth"]
+__all__ = ["ResidualBlock", "blocks", "further_off", "outputs_of", "plan_depth"]

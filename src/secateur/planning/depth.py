@@ -1,8 +1,8 @@
 """What follows when blocks go: numbers that count them or say which one each is, and lists with an entry for each.
 
-Where it is known how a model is built, its constructor tells. Of its fields that are the number of blocks now, one makes
-the model that is left, tensor by tensor, when it is smaller (and lists beside it have the entries of what is left). All
-numbers and lists that this constructor makes otherwise are those that follow: `config.num_hidden_layers`,
+Where it is known how a model is built, its constructor tells: of its fields that are the number of blocks, one makes
+what is left when it is smaller, tensor by tensor; lists beside it then have the entries of what is left. All numbers
+and lists that the constructor makes others then are those that follow: `config.num_hidden_layers`,
 `config.layer_types`, the `layer_idx` of each attention. For any other model, numbers follow that rise by one from block
 to block under the name of an index, and those beside the list under the name of a count.
 """
@@ -88,7 +88,8 @@ def _changed(maker: Maker, place: Place, size: int, stay: list[int], *, lists: b
     arguments = maker.changed(lambda at, value: len(stay) if at == place else value)
     beside: Any = arguments
     for step in place.path[:-1]:
-        beside = beside[step.key] if isinstance(step, Key) else beside[step] if is_number(step) else getattr(beside, step)
+        key = step.key if isinstance(step, Key) else step
+        beside = getattr(beside, key) if key is step and isinstance(step, str) else beside[key]
     store = holder(beside)
     if lists and store is not None and not isinstance(beside, list):
         for step, each in list(items(store, beside)):
@@ -114,10 +115,10 @@ def _lists(model: nn.Module, base: nn.Module, built: nn.Module, removed: Removal
         old = Place(removed.before(place.owner), place.path)
         was = before.get(old)
         for _, size, stay in _entries(model, removed):
-            if was is not None and len(was) == size != len(now) and mine.get(old) == was:
-                if list(now) == [was[i] for i in stay]:
-                    yield old, tuple(stay)
-                    break
+            same = was is not None and len(was) == size and mine.get(old) == was
+            if same and size != len(now) and list(now) == [was[i] for i in stay]:
+                yield old, tuple(stay)
+                break
 
 
 def _lists_in(model: nn.Module) -> dict[Place, Any]:

@@ -170,7 +170,8 @@ def _written(items: Any) -> tuple[tuple[Place, Any, Any], ...]:
 def _removal(item: Any) -> Removal:
     item = _mapping(item, "removed")
     blocks = _list(item.get("blocks"), "blocks")
-    if any(type(name) is not str or not 0 < len(name) <= _LONGEST_WHY for name in blocks) or len(set(blocks)) < len(blocks):
+    named = all(type(name) is str and 0 < len(name) <= _LONGEST_WHY for name in blocks)
+    if not named or len(set(blocks)) < len(blocks):
         raise PlanError("this is not a plan: the blocks that it removes should be names, each once")
     lists = _places(item.get("lists"), "lists").items()
     kept = tuple((place, _positions(entry.get("keep"), str(place), ())) for place, entry in lists)

@@ -86,7 +86,7 @@ class Plan:
     why: str = field(default="", repr=False, compare=False)  # it is empty, or cuts less than was asked
     fields: Mapping[str, Any] = field(default_factory=dict)  # of a loadable plan: the constructor's new values
     origin: Origin | None = field(default=None, repr=False)  # how the full-size model is built, where that is known
-    removed: Removal = Removal()  # blocks that go first; all else is in the names that are left then
+    removed: Removal = field(default_factory=Removal)  # blocks that go first; all else is in the names that are left
 
     @property
     def keep(self) -> dict[str, dict[int, Tensor]]:

@@ -92,10 +92,11 @@ def without(plan: Plan, removed: Removal) -> Plan:
     def names(entries: Mapping[str, Any]) -> dict[str, Any]:
         return {name: value for old, value in entries.items() if (name := removed.after(old)) is not None}
 
-    axes = [(axis, *axis.name.partition(" ")) for axis in plan.axes]
+    split = [(axis, *axis.name.partition(" ")) for axis in plan.axes]
+    axes = ((axis, removed.after(of), kind) for axis, of, _, kind in split)
     return replace(
         plan,
-        axes=tuple(replace(a, name=f"{new} {kind}") for a, of, _, kind in axes if (new := removed.after(of)) is not None),
+        axes=tuple(replace(axis, name=f"{of} {kind}") for axis, of, kind in axes if of is not None),
         kept=names(plan.kept),
         shapes=names(plan.shapes),
         attributes=places(plan.attributes),

@@ -4,7 +4,6 @@ import math
 import operator
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import islice
-from typing import Any
 
 import numpy as np
 import torch
@@ -79,8 +78,9 @@ def check_fit(model: nn.Module, plan: Plan) -> None:
     """Refuse a plan that was made for another model."""
     if isinstance(model, torch.jit.ScriptModule):
         raise ApplyError(f"{type(model).__name__} is TorchScript, which cannot be cut; cut the original")
-    if plan.removed:  # what is cut beside has other names now
-        return check_removal(model, plan.removed)
+    if plan.removed:  # what else is cut has other names now
+        check_removal(model, plan.removed)
+        return
     have = dict(named_tensors(model))
     for name, shape in plan.shapes.items():
         if name not in have:

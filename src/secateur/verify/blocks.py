@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
@@ -25,8 +26,11 @@ from secateur.verify.run import outputs
 aten = torch.ops.aten
 _SUMS = frozenset((aten.add, aten.add_, aten.sub, aten.sub_, aten.lerp, aten.lerp_, aten.addcmul, aten.addcmul_))
 _NORMS = frozenset(
-    (aten.native_layer_norm, aten.native_group_norm, aten.native_batch_norm, aten.cudnn_batch_norm, aten._fused_rms_norm)
-    + (aten._native_batch_norm_legit, aten._native_batch_norm_legit_no_training, aten.batch_norm, aten.rms_norm)
+    (
+        *(aten.native_layer_norm, aten.native_group_norm, aten._fused_rms_norm, aten.rms_norm),
+        *(aten.native_batch_norm, aten.cudnn_batch_norm, aten._native_batch_norm_legit),
+        aten._native_batch_norm_legit_no_training,
+    )
 )
 _COPIES = frozenset((aten.clone, aten._to_copy, aten.contiguous, aten.copy_, aten.native_dropout))
 
@@ -84,7 +88,7 @@ def expected_without(model: nn.Module, blocks: Sequence[str], example: Any) -> E
             for name, how in found.items():
                 if how.instead is None:
                     raise VerifyError(f"{name} cannot be removed: {how.why}. The model is as it was")
-            return Expected(outputs(model, example, dtype, within=lambda twin: handing_on(twin, found)), [], dtype)
+            return Expected(outputs(model, example, dtype, within=partial(handing_on, instead=found)), [], dtype)
         except VerifyError:
             raise
         except Exception as problem:  # the user's forward, in another precision than it knows
