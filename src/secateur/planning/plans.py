@@ -119,7 +119,8 @@ class Plan:
         """This plan and, on the model that it makes, a second one, as a single plan."""
         if second.removed:
             first = replace(without(self, second.removed), removed=self.removed.then(second.removed))
-            return first.then(replace(second, removed=Removal()))
+            fields = {**self.fields, **second.fields} if self.loadable and second.loadable else {}
+            return replace(first.then(replace(second, removed=Removal())), fields=fields)
         kept = {name: _compose(name, self.kept.get(name, {}), dims) for name, dims in second.kept.items()}
         held = dict(self.kept_in_attributes)
         for place, dims in second.kept_in_attributes:

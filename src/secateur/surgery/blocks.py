@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import nn
@@ -67,6 +68,14 @@ def set_aside(model: nn.Module, removed: Removal) -> None:
         for full, key, module in entries:
             new = removed.after(full)
             held[f"without {key}" if new is None else new.rpartition(".")[2]] = module
+        kind: Any = type(modules[name])
+        if isinstance(modules[name], nn.ModuleList):  # whose entries are looked up by their names
+            modules[name].__class__ = type(kind.__name__, (kind,), {"__getitem__": _in_order})
+
+
+def _in_order(entries: nn.ModuleList, index: int | slice) -> Any:
+    found = list(entries._modules.values())[index]
+    return nn.ModuleList(found) if isinstance(found, list) else found
 
 
 def _home(block: str) -> str:
