@@ -7,6 +7,7 @@ arxiv.org/abs/2402.09025): one after the other, each time the one without which 
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -74,7 +75,8 @@ def blocks(graph: Graph) -> tuple[ResidualBlock, ...]:
     2: free (20 parameters, 16 MACs)
     3: it takes 1x4 and puts out 1x2 (10 parameters, 8 MACs)
 
-    One can be removed if a run on the example shows that it puts out its input plus something: x + f(x).
+    One can be removed if it is one of several of its kind, and a run on the example shows that it puts out its input
+    plus something: x + f(x).
     """
     return tuple(block for block, _ in _found(graph))
 
@@ -92,13 +94,23 @@ def _found(graph: Graph) -> Iterator[tuple[ResidualBlock, Passing]]:
         seen = passing(model, graph.example, names, torch.float32)
     except Exception as error:  # any code of the user's may run here
         raise PlanError(f"{graph.source.name} could not be run to find its blocks: {error}") from error
-    own = _parameters(model, names)
+    own, alone = _parameters(model, names), _alone(model, names)
+    free = {name for name in names if seen[name].instead is not None and name not in alone}
     for name in names:
         how = seen[name]
-        if any(other.startswith(f"{name}.") and seen[other].instead is not None for other in names):
+        if how.instead is not None and name in alone:
+            how = Passing(None, "no other entry of its list is of its kind")
+        elif any(other.startswith(f"{name}.") for other in free):
             how = Passing(None, "it is made of blocks itself")
         macs = Polynomial([(1, cost.layouts) for cost in graph.costs if f"{cost.module}.".startswith(f"{name}.")])({})
         yield ResidualBlock(name, how.instead is not None, how.why, own[name], macs), how
+
+
+def _alone(model: nn.Module, names: Sequence[str]) -> set[str]:
+    """The entries of lists that are the only ones of their kind there: parts of something, not one of several."""
+    kinds = {name: (name.rpartition(".")[0], type(model.get_submodule(name))) for name in names}
+    times = Counter(kinds.values())
+    return {name for name, kind in kinds.items() if times[kind] == 1}
 
 
 def _parameters(model: nn.Module, names: Sequence[str]) -> dict[str, int]:
