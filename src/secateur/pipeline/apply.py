@@ -30,6 +30,7 @@ _SHARD = (
     "shard= is the function that sharded the model (lambda model: fully_shard(model)), for a model that is spread over "
     "ranks; it does not go with compensate="
 )
+_ROUTED = "compensate= compares token by token, and without some experts tokens go elsewhere; it goes with widths only"
 _PLAN, _OUTCOME = "_secateur_plan", "_secateur_outcome"
 
 
@@ -85,6 +86,8 @@ def apply(
             raise ApplyError(f"optimizer= takes a torch.optim.Optimizer, not {type(optimizer).__name__}")
         if shard is not None and (compensate is not None or not callable(shard) or not is_sharded(inner)):
             raise ApplyError(_SHARD)
+        if compensate is not None and plan.routers:
+            raise ApplyError(_ROUTED)
         check_fit(inner, plan)
         check_alone(inner, plan)
         agree_on("apply", plan)

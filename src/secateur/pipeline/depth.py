@@ -295,21 +295,22 @@ def _plan(graph: Graph, gone: Sequence[ResidualBlock], loadable: bool) -> Plan:
         origin=None if known is None else Origin.of(known),
         removed=removed,
     )
-    if not gone:
-        return plan
+    return with_its_fields(graph, plan, maker, fewer, loadable) if gone else plan
+
+
+def with_its_fields(graph: Graph, plan: Plan, maker: Maker | None, fewer: Maker | None, loadable: bool) -> Plan:
+    """A plan with the constructor's new values, if the call that should build what is left does; or why it does not."""
     why = "how it is built is not known" if maker is None else "no number among its arguments says how many there are"
-    why = why if fewer is None else _unbuilt(model, plan, fewer)
+    why = why if fewer is None else _unbuilt(graph.model, plan, fewer)
     if why and loadable:
-        raise PlanError(
-            f"loadable=True: the constructor does not build {graph.source.name} without these blocks: {why}"
-        )
+        raise PlanError(f"loadable=True: the constructor of {graph.source.name} does not build what is left: {why}")
     if why or maker is None or fewer is None:
         return plan
     return replace(plan, fields=changed_fields(maker.arguments, fewer.arguments))
 
 
 def _unbuilt(model: nn.Module, plan: Plan, maker: Maker) -> str:
-    """What a model has without some blocks that its constructor does not make; nothing if there is nothing."""
+    """What a model has after a plan that its constructor does not make; nothing if there is nothing."""
     left = copied(model, lambda _: True)
     carry_out(left, plan)
     made = maker.build({})
@@ -318,4 +319,4 @@ def _unbuilt(model: nn.Module, plan: Plan, maker: Maker) -> str:
     return why or (f"{next(iter(tables))}, which is not in files, would be another" if tables else "")
 
 
-__all__ = ["ResidualBlock", "blocks", "further_off", "outputs_of", "plan_depth"]
+__all__ = ["ResidualBlock", "blocks", "further_off", "outputs_of", "plan_depth", "with_its_fields"]

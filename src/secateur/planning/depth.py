@@ -38,7 +38,7 @@ def followed(model: nn.Module, blocks: tuple[str, ...], maker: Maker | None) -> 
     lists = dict(_lists(model, base, built, removed))
     told = [
         written
-        for written in _numbers(model, base, built, removed)
+        for written in changed_numbers(model, base, built, removed)
         if not any(written[0].path[: len(at.path)] == at.path for at in lists if at.owner == written[0].owner)
     ]
     return replace(removed, attributes=tuple(told), lists=tuple(lists.items())), fewer
@@ -98,8 +98,8 @@ def _changed(maker: Maker, place: Place, size: int, stay: list[int], *, lists: b
     return Maker(maker.function, arguments)
 
 
-def _numbers(model: nn.Module, base: nn.Module, built: nn.Module, removed: Removal) -> Iterator[Written]:
-    """Whole numbers that the constructor makes others with fewer blocks."""
+def changed_numbers(model: nn.Module, base: nn.Module, built: nn.Module, removed: Removal) -> Iterator[Written]:
+    """Whole numbers of a model that its constructor makes others in what is left."""
     before, mine = numbers_in(base), numbers_in(model)
     for place, now in numbers_in(built).items():
         old = Place(removed.before(place.owner), place.path)
@@ -187,4 +187,4 @@ def changed_fields(before: Mapping[str, Any], after: Mapping[str, Any], within: 
     return found
 
 
-__all__ = ["changed_fields", "followed"]
+__all__ = ["changed_fields", "changed_numbers", "followed"]

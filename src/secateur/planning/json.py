@@ -14,7 +14,9 @@ from secateur.planning.removal import Removal
 from secateur.state.held import Key, Place
 from secateur.tracing.origins import Origin
 
-VERSION = 3  # 1 had lists of positions in the place of numbers of masks, which are still read; 2 no blocks that go
+VERSION = (
+    3  # 1 had lists of positions in the place of numbers of masks, which are still read; 2 no blocks or experts that go
+)
 _MOST_TEXT = 64 * 2**20  # characters
 _MOST_PARTS = 4 * 2**20  # lists and objects: what they take once parsed is many times their text
 _LONGEST_PATH = 64
@@ -36,7 +38,7 @@ def to_data(plan: Plan) -> dict[str, Any]:
     }
     held = [{**_place_data(place), "keep": _keep_data(dims, masks)} for place, dims in plan.kept_in_attributes]
     return {
-        "secateur_plan": VERSION if plan.removed else 2,
+        "secateur_plan": VERSION if plan.removed or plan.routers else 2,
         "axes": axes,
         "tensors": tensors,
         "attributes": _written_data(plan.attributes),
@@ -50,6 +52,7 @@ def to_data(plan: Plan) -> dict[str, Any]:
         **({"why": plan.why} if plan.why else {}),
         **({"fields": dict(plan.fields)} if plan.fields else {}),
         **({"origin": origin_data(plan.origin)} if plan.origin is not None else {}),
+        **({"routers": list(plan.routers)} if plan.routers else {}),
         **({"removed": _removal_data(plan.removed)} if plan.removed else {}),
     }
 
@@ -157,6 +160,7 @@ def from_data(data: Any) -> Plan:
             why=_typed(data, "why", str)[:_LONGEST_WHY] if "why" in data else "",
             fields=_fields(data.get("fields", {})),
             origin=origin_from(data["origin"]) if "origin" in data else None,
+            routers=_names(data.get("routers", []), "routers"),
             removed=_removal(data["removed"]) if "removed" in data else Removal(),
         )
     except RecursionError:
@@ -167,15 +171,19 @@ def _written(items: Any) -> tuple[tuple[Place, Any, Any], ...]:
     return tuple((place, *_numbers(item)) for place, item in _places(items, "attributes").items())
 
 
+def _names(items: Any, what: str) -> tuple[str, ...]:
+    names = _list(items, what)
+    if not all(type(name) is str and 0 < len(name) <= _LONGEST_WHY for name in names) or len(set(names)) < len(names):
+        raise PlanError(f"this is not a plan: {what} should be names, each once")
+    return tuple(names)
+
+
 def _removal(item: Any) -> Removal:
     item = _mapping(item, "removed")
-    blocks = _list(item.get("blocks"), "blocks")
-    named = all(type(name) is str and 0 < len(name) <= _LONGEST_WHY for name in blocks)
-    if not named or len(set(blocks)) < len(blocks):
-        raise PlanError("this is not a plan: the blocks that it removes should be names, each once")
+    blocks = _names(item.get("blocks"), "blocks")
     lists = _places(item.get("lists"), "lists").items()
     kept = tuple((place, _positions(entry.get("keep"), str(place), ())) for place, entry in lists)
-    return Removal(tuple(blocks), _written(item.get("attributes")), kept)
+    return Removal(blocks, _written(item.get("attributes")), kept)
 
 
 def _example(how: Any) -> Any:

@@ -86,6 +86,7 @@ class Plan:
     why: str = field(default="", repr=False, compare=False)  # it is empty, or cuts less than was asked
     fields: Mapping[str, Any] = field(default_factory=dict)  # of a loadable plan: the constructor's new values
     origin: Origin | None = field(default=None, repr=False)  # how the full-size model is built, where that is known
+    routers: tuple[str, ...] = ()  # weights that score experts: one without a row is never chosen
     removed: Removal = field(default_factory=Removal)  # blocks that go first; all else is in the names that are left
 
     @property
@@ -148,6 +149,7 @@ class Plan:
             why=second.why,
             fields={**self.fields, **second.fields} if self.loadable and second.loadable else {},
             origin=self.origin,
+            routers=tuple(dict.fromkeys((*self.routers, *second.routers))),
             removed=self.removed,
         )
 

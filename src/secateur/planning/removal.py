@@ -101,6 +101,7 @@ def without(plan: Plan, removed: Removal) -> Plan:
         shapes=names(plan.shapes),
         attributes=places(plan.attributes),
         kept_in_attributes=places(plan.kept_in_attributes),
+        routers=tuple(names(dict.fromkeys(plan.routers))),
     )
 
 
