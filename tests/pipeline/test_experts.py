@@ -34,7 +34,7 @@ def qwen():
         "moe_intermediate_size": 8,
         "shared_expert_intermediate_size": 8,
     }
-    return Qwen2MoeForCausalLM(Qwen2MoeConfig(**more, **SMALL))
+    return Qwen2MoeForCausalLM(Qwen2MoeConfig(moe_intermediate_size=8, **more, **SMALL))
 
 
 def deepseek():
@@ -43,11 +43,8 @@ def deepseek():
     return DeepseekV3ForCausalLM(DeepseekV3Config(**more, qk_nope_head_dim=4, v_head_dim=8, **SMALL))
 
 
-MODELS = {
-    "mixtral": (mixtral, "num_local_experts"),
-    "qwen": (qwen, "num_experts"),
-    "deepseek": (deepseek, "n_routed_experts"),
-}
+FIELDS = {"mixtral": "num_local_experts", "qwen": "num_experts", "deepseek": "n_routed_experts"}
+MODELS = {"mixtral": mixtral, "qwen": qwen, "deepseek": deepseek}
 
 
 def made(build, seed=0):
@@ -86,7 +83,7 @@ def never_chosen(model, kept):
 
 @pytest.mark.parametrize("which", MODELS)
 def test_experts_that_are_gone_are_those_that_are_never_chosen(which, tmp_path) -> None:
-    build, field = MODELS[which]
+    build, field = MODELS[which], FIELDS[which]
     model = made(build)
     plan = sec.plan_experts(sec.trace(model, WORDS, variants=False), 4, [WORDS], loadable=True)
     assert dict(plan.fields) == {field: 4}
@@ -141,7 +138,7 @@ def test_what_cannot_be_is_refused_and_nothing_has_changed() -> None:
             sec.plan_experts(graph, keep, [x])
     with pytest.raises(sec.ApplyError, match="token by token"):
         sec.apply(net, sec.plan_experts(graph, 3, [x]), compensate=sec.LeastSquares([x]))
+    plain = sec.trace(LlamaForCausalLM(LlamaConfig(**SMALL)), WORDS, variants=False)
     with pytest.raises(sec.PlanError, match="no experts were found"):
-        plain = LlamaForCausalLM(LlamaConfig(**SMALL))
-        sec.plan_experts(sec.trace(plain, WORDS, variants=False), 2, [WORDS])
+        sec.plan_experts(plain, 2, [WORDS])
     assert torch.equal(net(x), want)

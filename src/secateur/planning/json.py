@@ -14,9 +14,7 @@ from secateur.planning.removal import Removal
 from secateur.state.held import Key, Place
 from secateur.tracing.origins import Origin
 
-VERSION = (
-    3  # 1 had lists of positions in the place of numbers of masks, which are still read; 2 no blocks or experts that go
-)
+VERSION = 3  # 1 had lists of positions in the place of masks' numbers, 2 no blocks and experts that go; all are read
 _MOST_TEXT = 64 * 2**20  # characters
 _MOST_PARTS = 4 * 2**20  # lists and objects: what they take once parsed is many times their text
 _LONGEST_PATH = 64
