@@ -269,6 +269,29 @@ def test_held_tensors(data, both):
     both({**data, "held": twice}, "names one place twice")
 
 
+REMOVED = {"blocks": [], "attributes": [], "lists": []}
+PLACE = {"module": "", "path": [{"name": "training"}]}
+
+
+@pytest.mark.parametrize(
+    ("removed", "words"),
+    [
+        ([], "removed should be an object"),
+        ({}, "blocks should be a list"),
+        ({**REMOVED, "blocks": [""]}, "should be names, each once"),
+        ({**REMOVED, "blocks": ["a", "a"]}, "should be names, each once"),
+        ({**REMOVED, "blocks": ["a." + "9" * 5000]}, "should be names, each once"),
+        ({**REMOVED, "blocks": ["a.1"], "lists": None}, "lists should be a list"),
+        ({**REMOVED, "blocks": ["nowhere.1"]}, "does not have"),
+        ({**REMOVED, "blocks": ["up"]}, "no entry of"),
+        ({**REMOVED, "blocks": ["a.1"], "lists": [{**PLACE, "keep": [3, 1]}]}, "rising"),
+        ({**REMOVED, "blocks": ["a.1"], "attributes": [{**PLACE, "was": 1, "value": "2"}]}, "value should be int"),
+    ],
+)
+def test_blocks_that_go(data, both, removed, words):
+    both({**data, "secateur_plan": 3, "removed": removed}, words)
+
+
 def test_axes_and_costs(data, both):
     (right, *_) = data["axes"]
     for change, words in (
@@ -288,7 +311,7 @@ def test_axes_and_costs(data, both):
 
 
 def test_versions(data, both, tmp_path):
-    for version in (0, 3, -1, 10**30, True, "1", 1.0, None):
+    for version in (0, 4, -1, 10**30, True, "1", 1.0, None):
         both({**data, "secateur_plan": version}, "version|secateur_plan")
         changed = genuine().changed(lambda said, v=version: said.update(version=v, library="9.9"))
         refuses(changed.to(tmp_path / "file"), "it has layout .* reads 1; load it with what wrote it, version '9.9'")

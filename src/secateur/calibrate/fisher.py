@@ -86,17 +86,27 @@ def _let_go(gradient: Tensor) -> Tensor:
     return gradient.new_zeros(()).expand_as(gradient)
 
 
-def _projected(output: Any, vocabularies: set[int], generator: torch.Generator) -> Tensor:
-    """A random projection of everything that a model puts out."""
+def answers(output: Any, vocabularies: set[int]) -> tuple[list[Tensor], bool]:
+    """What counts of a model's output, and whether these are logits: a table of samples and classes, or one for each
+    entry of a vocabulary.
+
+    >>> answers({"logits": torch.zeros(2, 3, 5), "cache": torch.zeros(9)}, set())[1]
+    True
+    """
     named = getattr(output, "logits", output.get("logits") if isinstance(output, Mapping) else None)
     found = [named] if isinstance(named, Tensor) else list(tensors_in(output))
     words = [tensor for tensor in found if tensor.ndim > 2 and tensor.shape[-1] in vocabularies]
-    found = words or found
-    found = [tensor for tensor in found if tensor.is_floating_point() and tensor.requires_grad]
-    if not found:
-        raise CalibrationError("the model's output does not depend on its parameters in a way that has a derivative")
+    found = [tensor for tensor in words or found if tensor.is_floating_point()]
+    found = [tensor for tensor in found if tensor.requires_grad] or found
     table = len(found) == 1 and found[0].ndim == 2 and found[0].shape[1] > 1
-    classes = bool(words) or isinstance(named, Tensor) or table
+    return found, bool(words) or isinstance(named, Tensor) or table
+
+
+def _projected(output: Any, vocabularies: set[int], generator: torch.Generator) -> Tensor:
+    """A random projection of everything that a model puts out."""
+    found, classes = answers(output, vocabularies)
+    if not found or not found[0].requires_grad:
+        raise CalibrationError("the model's output does not depend on its parameters in a way that has a derivative")
     parts = []
     for tensor in found:
         values = tensor.detach().float().cpu()

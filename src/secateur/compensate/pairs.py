@@ -13,13 +13,20 @@ from secateur.ops.norm import BATCH_NORMS
 from secateur.planning.plans import Plan
 from secateur.state.held import named_tensors
 from secateur.state.twin import copied
+from secateur.surgery.blocks import set_aside
 
 
 def twin(model: nn.Module, plan: Plan) -> nn.Module:
-    """A copy of a model to look back at after a cut; it shares the memory of the tensors that the plan cuts."""
-    replaced = {id(tensor) for name, tensor in named_tensors(model) if name in plan.kept}
+    """A copy of a model to look back at after a cut; it shares the memory of the tensors that the plan cuts.
+
+    Blocks that go are set aside in it: what stays has the names that it will have.
+    """
+    left = {name: plan.removed.after(name) for name, _ in named_tensors(model)}
+    replaced = {id(tensor) for name, tensor in named_tensors(model) if left[name] is None or left[name] in plan.kept}
     try:
-        return copied(model, lambda tensor: id(tensor) in replaced)
+        whole = copied(model, lambda tensor: id(tensor) in replaced)
+        set_aside(whole, plan.removed)
+        return whole
     except Exception as error:  # any code of the user's may run here
         raise CalibrationError(
             f"compensation compares with a copy of the uncut model, and {type(model).__name__} cannot be copied: "

@@ -26,6 +26,7 @@ from secateur.planning.json import shown
 from secateur.planning.plans import Plan
 from secateur.progress import progress
 from secateur.state.held import named_tensors
+from secateur.surgery.blocks import refuse_blocks
 from secateur.surgery.cut import select
 from secateur.tracing import unwrap
 
@@ -70,6 +71,7 @@ def cut_checkpoint(
 def writing(shards: Shards, plan: Plan, model: nn.Module | None, out: str | os.PathLike[str]) -> Iterator[Path]:
     """The cut checkpoint in a folder that will be at `out` when the block has ended well, and is gone if not."""
     with about(shards.folder):
+        refuse_blocks(plan, "a checkpoint")
         job = _Job.of(shards, plan, model)
         config = _config(shards.folder, plan)
     with about(out) as target:

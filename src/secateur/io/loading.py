@@ -23,6 +23,7 @@ from secateur.state.held import named_tensors
 from secateur.state.transaction import Transaction, transaction
 from secateur.surgery import carry_out
 from secateur.surgery.bias import add_biases, check_biases
+from secateur.surgery.blocks import shortened
 from secateur.surgery.holders import check_alone, tell_holders, wrappers_follow
 from secateur.tracing import unwrap
 from secateur.tracing.constructor import Maker
@@ -138,13 +139,13 @@ def _carry_out(model: nn.Module, header: Header, file: Stored, undo: Transaction
         for name, value in State.of(model).extra.items():
             undo.before_roll_back(partial(set_extra, model, name, value.clone()))
     try:
+        plan = None if header.plan is None else shortened(model, header.plan)
         add_biases(model, header.biases)
         stored = _matched(State.of(model), header, set(file.keys()) - set(header.tables))
         _check_sizes(State.of(model), stored, file)
         values = {name: file.get_tensor(key) for name, key in stored.items()}  # mapped, not yet read
-        if header.plan is not None:
-            plan = held_here(model, header.plan)
-            carry_out(model, plan)
+        if header.plan is not None and plan is not None:
+            carry_out(model, held_here(model, plan))
             remember(model, header.plan)
         check_biases(model, header.biases)
         state = State.of(model)

@@ -1,7 +1,7 @@
 """Carry out a plan and prove it right, or leave the model as it was."""
 
 from collections.abc import Callable, Sequence
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from dataclasses import replace
 from typing import Any, NamedTuple, TypeVar
 
@@ -18,8 +18,10 @@ from secateur.planning.plans import Plan
 from secateur.state.held import named_tensors
 from secateur.state.transaction import Transaction, transaction, untouched
 from secateur.surgery import carry_out, check_fit
+from secateur.surgery.blocks import refuse_blocks, shortened
 from secateur.surgery.holders import check_alone, tell_holders, wrappers_follow
 from secateur.tracing import unwrap
+from secateur.verify.blocks import expected_without
 from secateur.verify.copies import copies_alike
 from secateur.verify.numbers import numbers_of, way_of
 from secateur.verify.oracle import Expected, check, expected
@@ -28,6 +30,7 @@ _SHARD = (
     "shard= is the function that sharded the model (lambda model: fully_shard(model)), for a model that is spread over "
     "ranks; it does not go with compensate="
 )
+_ROUTED = "compensate= compares token by token, and without some experts tokens go elsewhere; it goes with widths only"
 _PLAN, _OUTCOME = "_secateur_plan", "_secateur_outcome"
 
 
@@ -83,10 +86,13 @@ def apply(
             raise ApplyError(f"optimizer= takes a torch.optim.Optimizer, not {type(optimizer).__name__}")
         if shard is not None and (compensate is not None or not callable(shard) or not is_sharded(inner)):
             raise ApplyError(_SHARD)
+        if compensate is not None and plan.routers:
+            raise ApplyError(_ROUTED)
         check_fit(inner, plan)
         check_alone(inner, plan)
         agree_on("apply", plan)
         if shard is not None:
+            refuse_blocks(plan, "shard=")
             apply_sharded(inner, plan, shard, optimizer, verify)
             remember(inner, plan)
             return model
@@ -107,11 +113,40 @@ def _apply(
     verify: bool,
     compensate: Compensation | None,
 ) -> None:
-    proof = _proof(inner, plan) if verify and plan.axes else []
     whole = None if compensate is None else twin(inner, plan)
+    with transaction(inner, optimizer) if plan.removed else nullcontext():
+        narrower = plan if not plan.removed else _shortened(inner, plan, optimizer, verify)
+        _narrowed(inner, narrower, plan, optimizer, verify, compensate, whole)
+
+
+def _shortened(inner: nn.Module, plan: Plan, optimizer: torch.optim.Optimizer | None, verify: bool) -> Plan:
+    """Remove blocks, and compare with the model in which these hand on their input; what is left of the plan."""
+    examples = (plan.example, *plan.others) if verify else ()
+    proof = []
+    for example in examples:
+        with suppress(VerifyError) if proof else nullcontext():  # that on other examples is as much as can be had
+            proof.append(Proof(example, expected_without(inner, plan.removed.blocks, example)))
+    left = shortened(inner, plan, optimizer)
+    for example, want in proof:
+        check(inner, example, want)
+    check_fit(inner, left)
+    check_alone(inner, left)
+    return left
+
+
+def _narrowed(
+    inner: nn.Module,
+    plan: Plan,
+    whole_plan: Plan,
+    optimizer: torch.optim.Optimizer | None,
+    verify: bool,
+    compensate: Compensation | None,
+    whole: nn.Module | None,
+) -> None:
+    proof = _proof(inner, plan) if verify and plan.axes else []
 
     def finish(undo: Transaction) -> None:
-        remember(inner, plan)
+        remember(inner, whole_plan)
         inner.__dict__.pop(_OUTCOME, None)
         if compensate is not None and whole is not None:
             origin = dict(named_tensors(whole))

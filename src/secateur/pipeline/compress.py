@@ -1,29 +1,35 @@
 """The best that can be done without training, in one call."""
 
+from __future__ import annotations
+
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 from torch import nn
 
 from secateur.calibrate.data import Some, taken
 from secateur.compensate import LeastSquares, Outcome
+from secateur.compensate.moments import held_back
 from secateur.distributed import alone, meet, together
+from secateur.errors import PlanError
 from secateur.importance import Importance, Reconstruction
 from secateur.importance.batches import check_values
 from secateur.pipeline.apply import agree_on, apply, outcome
 from secateur.pipeline.bases import Bases
-from secateur.planning import Plan, plan
+from secateur.pipeline.depth import further_off, outputs_of, plan_depth
+from secateur.planning import Bytes, Macs, Params, Plan, plan
 from secateur.planning.plans import Change
-from secateur.planning.targets import Target
+from secateur.planning.targets import Budget, Budgets, Target
 from secateur.state.held import named_tensors
 from secateur.state.transaction import Transaction, transaction
-from secateur.timing import Timing, latency
+from secateur.timing import Latency, Timing, latency
 from secateur.timing.target import check_measured
 from secateur.tracing import Graph, macs, trace, unwrap
 
 _RANKED = 16  # batches that tell which positions go: fewer than it takes to fit the rest
+_JUDGES = 4  # batches that tell how many blocks should go
 _TURNED = 4  # batches that tell the basis of an axis: a small matrix
 _FASTER = 1.05  # below this, the difference is noise
 
@@ -71,6 +77,7 @@ def compress(
     loadable: bool = False,
     verify: bool = True,
     timed: bool = True,
+    blocks: int | Sequence[int] = 0,
 ) -> Compressed:
     """Cut a model to a target and keep as much of what it does as possible, without training; in place.
 
@@ -89,6 +96,9 @@ def compress(
     others are refitted (`Reconstruction`), the target is spent where that costs least, the cut is verified, and each
     layer is refitted to what it put out before (`LeastSquares`). The keywords are those of `plan`, `LeastSquares`
     and `apply`; `bias=True` gives layers without a bias one where that helps; `timed=False` skips measuring time.
+    `blocks=2` first removes the two blocks that matter least (`plan_depth`) and refits the others, then cuts widths for
+    what is left of the target; of several numbers, `blocks=(0, 2, 4)`, the one stays whose outputs are nearest to those
+    of the uncut model on batches that were held back.
     All or nothing: whatever goes wrong, the model is as it was. In a process group every rank calls this with its own
     batches, and all come to the model that a single process makes of all batches.
     """
@@ -97,18 +107,97 @@ def compress(
         inner = unwrap(model)
         check_values(inner, inner.parameters(), "compress")
         check_measured(target)
-        graph = trace(inner, example)
+        numbers = (blocks,) if isinstance(blocks, int) else tuple(blocks)
+        if not numbers or any(isinstance(n, bool) or not isinstance(n, int) or n < 0 for n in numbers):
+            raise PlanError(f"blocks= is how many blocks go, or several such numbers to try, not {blocks!r:.80}")
         options: dict[str, Any] = {"exact": exact, "protect": protect, "round_to": round_to, "loadable": loadable}
-        made, criterion, bases = _planned(graph, target, importance, data, options)
-        before = Counted(graph.macs(), params(inner), latency(inner, example) if timed else None)
-        agree_on("compress", made)
+        recipe = LeastSquares(data, ridge=ridge, bias=bias)
+        job = _Job(inner, trace(inner, example), target, data, importance, options, recipe, verify, timed)
         with transaction(inner) as undo:
-            turned = bases.rotate({axis.name for axis in made.axes}, undo)
-            reached = _cut(inner, made, LeastSquares(data, ridge=ridge, bias=bias), verify, undo)
-            after = Counted(macs(inner, example), params(inner), latency(inner, example) if timed else None)
-            report = compressed(made, reached, before, after, criterion, start, turned)
+            report = _best(job, numbers, undo, start)
             meet("compress: done")  # on every rank, or on none
     return report
+
+
+@dataclass(frozen=True)
+class _Job:
+    """What `compress` was asked for."""
+
+    model: nn.Module
+    graph: Graph
+    target: Target
+    data: Sequence[Any]
+    importance: Importance | None
+    options: dict[str, Any]
+    recipe: LeastSquares
+    verify: bool
+    timed: bool
+
+    def counted(self, macs: int) -> Counted:
+        """What the model costs now."""
+        time = latency(self.model, self.graph.example) if self.timed else None
+        return Counted(macs, params(self.model), time)
+
+
+def _best(job: _Job, numbers: Sequence[int], undo: Transaction, start: float) -> Compressed:
+    """The model compressed with the best of some numbers of blocks that go."""
+    model, before = job.model, job.counted(job.graph.macs())
+    if any(numbers):
+        undo.keep_all()
+    if len(numbers) == 1:
+        return _compressed(job, numbers[0], before, undo, start)
+    judges = [job.data[n] for n in (sorted(held_back(len(job.data))) or range(len(job.data)))[:_JUDGES]]
+    want, lost = outputs_of(model, judges), dict[int, float]()
+    for number in dict.fromkeys(numbers):
+        _compressed(job, number, before, undo, start)
+        lost[number] = further_off(model, judges, want)
+        undo.roll_back()
+    report = _compressed(job, min(lost, key=lambda number: lost[number]), before, undo, start)
+    tried = ", ".join(f"{off:.4g} without {number} blocks" for number, off in lost.items())
+    return replace(report, why=(*report.why, f"on data that was held back the outputs are off by {tried}"))
+
+
+def _compressed(job: _Job, number: int, before: Counted, undo: Transaction, start: float) -> Compressed:
+    """A model without so many blocks, cut to what is left of the target, and refitted."""
+    graph, target, first = job.graph, job.target, Plan((), {}, {}, ())
+    model, example = job.model, graph.example
+    if number:
+        with alone():
+            kept = {name: job.options[name] for name in ("protect", "loadable")}
+            first = plan_depth(graph, number, Some(job.data, _RANKED), **kept)
+            whole = latency(model, example).median if timed_by(target) else 1.0
+            apply(model, first, verify=job.verify, compensate=job.recipe)
+            left = latency(model, example).median if timed_by(target) else 1.0
+        graph, target = trace(model, example), rest_of(target, first, whole / left)
+    made, criterion, bases = _planned(graph, target, job.importance, job.data, job.options)
+    agree_on("compress", made)
+    turned = bases.rotate({axis.name for axis in made.axes}, undo)
+    reached = _cut(model, made, job.recipe, job.verify, undo)
+    made = first.then(made) if number else made
+    return compressed(made, reached, before, job.counted(macs(model, example)), criterion, start, turned)
+
+
+def rest_of(target: Target, first: Plan, rate: float) -> Target:
+    """What is left of a target when a plan has been carried out, which made the model so many times as fast.
+
+    >>> halved = Plan((), {}, {}, (), macs=Change(100, 50), params=Change(100, 80))
+    >>> from secateur.planning import Macs, Params
+    >>> rest_of(Macs(0.4) & Params(0.4), halved, 1.0)
+    Macs(0.8) & Params(0.5)
+    """
+    if isinstance(target, Budgets):
+        return Budgets.of(*(rest_of(each, first, rate) for each in target.parts))
+    if not isinstance(target, Budget) or target.absolute:
+        return target
+    saved: dict[type, Change] = {Macs: first.macs, Params: first.params, Bytes: first.bytes}
+    change = saved.get(type(target))
+    times = rate if change is None else change.before / max(change.after, 1)
+    return target.at(target.share(1.0) * times)
+
+
+def timed_by(target: Target) -> bool:
+    """Whether a target is measured in time."""
+    return any(isinstance(each, Latency) for each in (target.parts if isinstance(target, Budgets) else (target,)))
 
 
 def ranking(data: Sequence[Any]) -> Importance:

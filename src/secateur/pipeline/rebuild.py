@@ -22,7 +22,8 @@ from secateur.planning.plans import Plan
 from secateur.state.held import Place, holder, items, named_tensors
 from secateur.surgery import carry_out
 from secateur.surgery.bias import add_biases, added_biases
-from secateur.surgery.cut import reached
+from secateur.surgery.blocks import shortened
+from secateur.surgery.places import reached
 from secateur.tracing.constructor import Maker
 from secateur.tracing.makers import maker_of
 from secateur.tracing.origins import Origin
@@ -35,9 +36,10 @@ _OF_FILES = frozenset(("architectures", "dtype", "torch_dtype", "transformers_ve
 def rebuilt(maker: Maker, plan: Plan | None, biases: tuple[str, ...], parameters: int) -> nn.Module:
     """A cut model from its constructor: parameters on the meta device, in the sizes that the plan leaves."""
     made = shell(maker, parameters)
+    left = None if plan is None else shortened(made, plan)
     add_biases(made, biases)
-    if plan is not None:
-        carry_out(made, held_here(made, plan))
+    if left is not None:
+        carry_out(made, held_here(made, left))
     return made
 
 

@@ -10,10 +10,11 @@ from secateur.errors import PlanError
 from secateur.planning import example_recipe
 from secateur.planning.masks import MaskTable, read_masks
 from secateur.planning.plans import AxisPlan, Change, Kept, Plan
+from secateur.planning.removal import Removal
 from secateur.state.held import Key, Place
 from secateur.tracing.origins import Origin
 
-VERSION = 2  # 1 had lists of positions in the place of numbers of masks, which are still read
+VERSION = 3  # 1 had lists of positions in the place of masks' numbers, 2 no blocks and experts that go; all are read
 _MOST_TEXT = 64 * 2**20  # characters
 _MOST_PARTS = 4 * 2**20  # lists and objects: what they take once parsed is many times their text
 _LONGEST_PATH = 64
@@ -35,10 +36,10 @@ def to_data(plan: Plan) -> dict[str, Any]:
     }
     held = [{**_place_data(place), "keep": _keep_data(dims, masks)} for place, dims in plan.kept_in_attributes]
     return {
-        "secateur_plan": VERSION,
+        "secateur_plan": VERSION if plan.removed or plan.routers else 2,
         "axes": axes,
         "tensors": tensors,
-        "attributes": [{**_place_data(place), "was": was, "value": value} for place, was, value in plan.attributes],
+        "attributes": _written_data(plan.attributes),
         "held": held,
         "masks": masks.texts,
         "macs": [plan.macs.before, plan.macs.after],
@@ -49,6 +50,20 @@ def to_data(plan: Plan) -> dict[str, Any]:
         **({"why": plan.why} if plan.why else {}),
         **({"fields": dict(plan.fields)} if plan.fields else {}),
         **({"origin": origin_data(plan.origin)} if plan.origin is not None else {}),
+        **({"routers": list(plan.routers)} if plan.routers else {}),
+        **({"removed": _removal_data(plan.removed)} if plan.removed else {}),
+    }
+
+
+def _written_data(attributes: Sequence[tuple[Place, Any, Any]]) -> list[dict[str, Any]]:
+    return [{**_place_data(place), "was": was, "value": value} for place, was, value in attributes]
+
+
+def _removal_data(removed: Removal) -> dict[str, Any]:
+    return {
+        "blocks": list(removed.blocks),
+        "attributes": _written_data(removed.attributes),
+        "lists": [{**_place_data(place), "keep": list(kept)} for place, kept in removed.lists],
     }
 
 
@@ -122,7 +137,7 @@ def from_data(data: Any) -> Plan:
     """The plan in parsed JSON."""
     try:
         version = _typed(_mapping(data, "plan"), "secateur_plan", int)
-        if version not in (1, VERSION):
+        if not 1 <= version <= VERSION:
             raise PlanError(f"a plan of version {version}; this library reads versions 1 to {VERSION}")
         masks = read_masks(data.get("masks", []))
         tensors = _mapping(data.get("tensors"), "tensors")
@@ -130,9 +145,7 @@ def from_data(data: Any) -> Plan:
             axes=tuple(_axis(item, masks) for item in _list(data.get("axes"), "axes")),
             kept={name: _kept(_mapping(t, shown(name)).get("keep"), name, masks) for name, t in tensors.items()},
             shapes={name: _ints(t.get("shape"), f"shape of {shown(name)}") for name, t in tensors.items()},
-            attributes=tuple(
-                (place, *_numbers(item)) for place, item in _places(data.get("attributes"), "attributes").items()
-            ),
+            attributes=_written(data.get("attributes")),
             kept_in_attributes=tuple(
                 (place, _kept(item.get("keep"), str(place), masks))
                 for place, item in _places(data.get("held"), "held").items()
@@ -145,9 +158,30 @@ def from_data(data: Any) -> Plan:
             why=_typed(data, "why", str)[:_LONGEST_WHY] if "why" in data else "",
             fields=_fields(data.get("fields", {})),
             origin=origin_from(data["origin"]) if "origin" in data else None,
+            routers=_names(data.get("routers", []), "routers"),
+            removed=_removal(data["removed"]) if "removed" in data else Removal(),
         )
     except RecursionError:
         raise PlanError("this is not a plan: it is nested too deeply") from None
+
+
+def _written(items: Any) -> tuple[tuple[Place, Any, Any], ...]:
+    return tuple((place, *_numbers(item)) for place, item in _places(items, "attributes").items())
+
+
+def _names(items: Any, what: str) -> tuple[str, ...]:
+    names = _list(items, what)
+    if not all(type(name) is str and 0 < len(name) <= _LONGEST_WHY for name in names) or len(set(names)) < len(names):
+        raise PlanError(f"this is not a plan: {what} should be names, each once")
+    return tuple(names)
+
+
+def _removal(item: Any) -> Removal:
+    item = _mapping(item, "removed")
+    blocks = _names(item.get("blocks"), "blocks")
+    lists = _places(item.get("lists"), "lists").items()
+    kept = tuple((place, _positions(entry.get("keep"), str(place), ())) for place, entry in lists)
+    return Removal(blocks, _written(item.get("attributes")), kept)
 
 
 def _example(how: Any) -> Any:

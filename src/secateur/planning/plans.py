@@ -21,6 +21,7 @@ from secateur.planning.loadable import Loadable, named_fields
 from secateur.planning.names import Named
 from secateur.planning.problem import Chosen, CostModel, PruningProblem
 from secateur.planning.reasons import nothing_to_cut
+from secateur.planning.removal import Removal, without
 from secateur.planning.targets import Budget, Budgets, Ratio, Target, target_of
 from secateur.planning.told import kept_twice, told_sizes
 from secateur.state.held import Place
@@ -85,6 +86,8 @@ class Plan:
     why: str = field(default="", repr=False, compare=False)  # it is empty, or cuts less than was asked
     fields: Mapping[str, Any] = field(default_factory=dict)  # of a loadable plan: the constructor's new values
     origin: Origin | None = field(default=None, repr=False)  # how the full-size model is built, where that is known
+    routers: tuple[str, ...] = ()  # weights that score experts: one without a row is never chosen
+    removed: Removal = field(default_factory=Removal)  # blocks that go first; all else is in the names that are left
 
     @property
     def keep(self) -> dict[str, dict[int, Tensor]]:
@@ -94,7 +97,7 @@ class Plan:
     @property
     def loadable(self) -> bool:
         """Whether the constructor builds what it leaves, with `fields`."""
-        return bool(self.fields) or not (self.kept or self.kept_in_attributes)
+        return bool(self.fields) or not (self.kept or self.kept_in_attributes or self.removed)
 
     def kept_everywhere(self) -> dict[str, Kept]:
         """What stays of each tensor, those in plain attributes too."""
@@ -115,6 +118,10 @@ class Plan:
 
     def then(self, second: Plan) -> Plan:
         """This plan and, on the model that it makes, a second one, as a single plan."""
+        if second.removed:
+            first = replace(without(self, second.removed), removed=self.removed.then(second.removed))
+            fields = {**self.fields, **second.fields} if self.loadable and second.loadable else {}
+            return replace(first.then(replace(second, removed=Removal())), fields=fields)
         kept = {name: _compose(name, self.kept.get(name, {}), dims) for name, dims in second.kept.items()}
         held = dict(self.kept_in_attributes)
         for place, dims in second.kept_in_attributes:
@@ -142,6 +149,8 @@ class Plan:
             why=second.why,
             fields={**self.fields, **second.fields} if self.loadable and second.loadable else {},
             origin=self.origin,
+            routers=tuple(dict.fromkeys((*self.routers, *second.routers))),
+            removed=self.removed,
         )
 
     def __str__(self) -> str:
@@ -150,6 +159,8 @@ class Plan:
         for a in self.axes:
             mark = "" if a.exact else "  inexact"
             lines.append(f"{a.name:<{width}}  {a.size:>6}  {len(a.keep):>5}  {a.macs:>14,}  {a.params:>12,}{mark}")
+        lines = lines if self.axes or not self.removed else []
+        lines += [f"without {block}" for block in self.removed.blocks]
         lines += [f"MACs    {self.macs}", f"params  {self.params}"]
         lines += [] if self.confirmation is None else [f"latency {self.confirmation}"]
         return "\n".join([*lines, f"why     {self.why}"] if self.why else lines)

@@ -1,12 +1,9 @@
 """Carry out a plan: other contents for the same tensors, attributes that say so. All or nothing."""
 
-import enum
 import math
 import operator
-import reprlib
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import islice
-from typing import Any
 
 import numpy as np
 import torch
@@ -17,9 +14,11 @@ from secateur.errors import ApplyError, PlanError
 from secateur.nn.attention import MultiheadAttention
 from secateur.planning.plans import Plan
 from secateur.state.contents import put_contents
-from secateur.state.held import Place, holder, items, named_tensors, read, write
+from secateur.state.held import named_tensors, read, write
 from secateur.state.own import own_what_is_written
+from secateur.surgery.blocks import check_removal, shortened
 from secateur.surgery.optimizer import following
+from secateur.surgery.places import check_numbers, reached
 from secateur.surgery.refresh import refresh
 
 Shrunk = tuple[Tensor, Tensor, Tensor | None]  # a tensor that is cut, what is left of it, what is left of its gradient
@@ -32,6 +31,7 @@ def carry_out(model: nn.Module, plan: Plan, optimizer: torch.optim.Optimizer | N
     Parameters and buffers stay the objects that they are, so all who hold them (an optimizer, a variable of the
     user's) hold what is left of them.
     """
+    plan = shortened(model, plan, optimizer)
     check_fit(model, plan)
     have = dict(named_tensors(model))
     left = new_contents(have, plan.kept)
@@ -78,6 +78,9 @@ def check_fit(model: nn.Module, plan: Plan) -> None:
     """Refuse a plan that was made for another model."""
     if isinstance(model, torch.jit.ScriptModule):
         raise ApplyError(f"{type(model).__name__} is TorchScript, which cannot be cut; cut the original")
+    if plan.removed:  # what else is cut has other names now
+        check_removal(model, plan.removed)
+        return
     have = dict(named_tensors(model))
     for name, shape in plan.shapes.items():
         if name not in have:
@@ -94,31 +97,13 @@ def check_fit(model: nn.Module, plan: Plan) -> None:
         for dim, index in plan.kept[name].items():
             _check_index(name, dim, index, shape)
     modules = dict(model.named_modules())
-    for place, was, _ in plan.attributes:
-        now = reached(modules, place)
-        if isinstance(now, bool | enum.Enum) or not isinstance(now, int | float) or now != was:
-            raise PlanError(f"the plan expects {place} to be {was}, here it is {reprlib.repr(now)}")
+    check_numbers(modules, plan.attributes)
     for place, dims in plan.kept_in_attributes:
         now = reached(modules, place)
         if not isinstance(now, Tensor):
             raise PlanError(f"the plan cuts {place}, which is a {type(now).__name__} here, not a tensor")
         for dim, index in dims.items():
             _check_index(str(place), dim, index, now.shape)
-
-
-def reached(modules: Mapping[str, nn.Module], place: Place) -> Any:
-    """What a place holds, if tracing looks there: never at a method, a hook, a registry or a class."""
-    obj: Any = modules.get(place.owner)
-    for at, step in enumerate(place.path):
-        store = None if at and isinstance(obj, nn.Module) else holder(obj)
-        if isinstance(obj, tuple) and not isinstance(obj, torch.Size):
-            inside = dict(enumerate(obj))
-        else:
-            inside = {} if store is None else dict(items(store, obj))
-        if step not in inside:
-            raise PlanError(f"the plan sets {place}, no plain value of this model; is it for another model?")
-        obj = inside[step]
-    return obj
 
 
 def _check_index(name: str, dim: int, index: Sequence[int], shape: Sequence[int]) -> None:
@@ -190,4 +175,4 @@ def _left_of_gradient(tensor: Tensor, kept: Mapping[int, Sequence[int]]) -> Tens
     return select(tensor.grad, kept) if tensor.is_leaf and tensor.grad is not None else None
 
 
-__all__ = ["carry_out", "check_fit", "new_contents", "reached", "select"]
+__all__ = ["carry_out", "check_fit", "new_contents", "select"]

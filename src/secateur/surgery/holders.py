@@ -29,7 +29,7 @@ _GONE = WeakTensorKeyDictionary()  # {a parameter that a model no longer has: it
 
 def check_alone(model: nn.Module, plan: Plan) -> None:
     """Refuse a plan that cuts tensors which another model holds too: it would no longer run."""
-    names = {id(tensor): name for name, tensor in named_tensors(model) if name in plan.kept}
+    names = {id(tensor): name for name, tensor in named_tensors(model) if plan.removed.after(name) in plan.kept}
     if not _others_hold(model, names) or _elsewhere(model, names) is None:
         return
     gc.collect()  # it may be gone already, but for a cycle

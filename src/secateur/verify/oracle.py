@@ -10,8 +10,9 @@ count in it, so the full-size model with zeros is not what the cut one should co
 
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, nullcontext
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
+from functools import partial
 from itertools import pairwise
 from typing import Any
 
@@ -25,8 +26,9 @@ from secateur.state.held import Place, named_tensors
 from secateur.tracing.examples import tensors_in
 from secateur.tracing.rehearsal import NumberCall
 from secateur.verify.absence import Absence
+from secateur.verify.experts import Closed, Stored
 from secateur.verify.numbers import Replayed
-from secateur.verify.run import Values, outputs
+from secateur.verify.run import Values, Within, outputs
 
 _TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-3}
 _GAP = 13  # powers of two
@@ -72,15 +74,22 @@ def expected(
             tensor.index_fill_(dim, gone.nonzero().flatten(), fill if tensor.is_floating_point() else 0)
         return tensor
 
+    stored = Stored()
+    stay = {name: plan.kept[name][0] for name in plan.routers if 0 in plan.kept.get(name, {})}
+
+    def changed(name: str, tensor: Tensor) -> Tensor:
+        return stored.note(name, remove(name, tensor)) if name in stay else remove(name, tensor)
+
     sizes = {place: value for place, _, value in plan.attributes}
     error: Exception | None = None
     unclear: Expected | None = None
     for dtype in (torch.float64, torch.float32):
         layers: list[tuple[str, list[Tensor]]] = []
         watch = None if exact else (lambda name, out, to=layers: to.append((name, list(tensors_in(out)))))
-        within = (lambda _: nullcontext()) if exact else (lambda other: _absence(other, sizes, numbers))
+        absence = (lambda _: nullcontext()) if exact else (lambda other: _absence(other, sizes, numbers))
+        within = partial(_without_experts, absence, Closed(stored, stay)) if stay else absence
         try:
-            made = Expected(outputs(model, example, dtype, remove, within, watch, values), layers, dtype)
+            made = Expected(outputs(model, example, dtype, changed, within, watch, values), layers, dtype)
         except Exception as problem:  # the user's forward, in another precision than it knows
             error = problem
             continue
@@ -95,6 +104,12 @@ def expected(
         f"the full-size model cannot be run for verification ({type(error).__name__}: {error}); "
         "pass verify=False to go without"
     ) from error
+
+
+@contextmanager
+def _without_experts(within: Within, closed: Closed, model: nn.Module) -> Iterator[None]:
+    with within(model), closed:
+        yield
 
 
 def _absence(model: nn.Module, sizes: Mapping[Place, int], numbers: Sequence[NumberCall] | None) -> ExitStack:
