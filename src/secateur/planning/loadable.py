@@ -10,7 +10,7 @@ with the new fields, and what it makes is compared with what the cut would leave
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import replace
 from functools import cached_property
 from typing import Any
@@ -28,6 +28,7 @@ from secateur.tracing.constructor import Constructed, Field, Maker, Sized, const
 from secateur.tracing.equations import Constraint
 from secateur.tracing.graph import Axis, Graph
 from secateur.tracing.makers import maker_of, with_fields
+from secateur.tracing.reads import unread_floats
 from secateur.tracing.shell import tables
 
 
@@ -45,9 +46,10 @@ class Loadable:
         self._base = _built(self.maker, {})
         made = _followed(self.maker, graph.model)
         _check_same(graph, self._base)
+        self._unread = unread_floats(graph.model, graph.example, made.scales)
         names = {axis.atom: axis.name for axis in graph.axes}
         self.fields = self.maker.fields()
-        self.equations = graph.equations.joined(_demands(graph, made), self.fields, lambda: names)
+        self.equations = graph.equations.joined(_demands(graph, made, self._unread), self.fields, lambda: names)
         self.held_back: dict[Axis, str] = {
             a: self.equations.whole[a.atom] for a in graph.axes if a.atom in self.equations.whole
         }
@@ -147,7 +149,7 @@ class Loadable:
                 raise PlanError(
                     f"{place} is {mine.get(place)}; the constructor makes it {was}, and {now} after the cut"
                 )
-            if isinstance(was, float) and (was, now) not in copies:
+            if isinstance(was, float) and (was, now) not in copies and place not in self._unread:
                 raise PlanError(
                     f"the constructor computes {place} from sizes: it would be {now:.6g} instead of {was:.6g}"
                 )
@@ -192,11 +194,16 @@ def _check_same(graph: Graph, built: nn.Module) -> None:
             )
 
 
-def _demands(graph: Graph, made: Constructed) -> Iterator[Constraint]:
-    """What a constructor asks of the axes of a graph, and of the numbers that the model's code reads."""
+def _demands(graph: Graph, made: Constructed, unread: Collection[Place]) -> Iterator[Constraint]:
+    """What a constructor asks of the axes of a graph, and of the numbers that the model's code reads.
+
+    A size that nothing explains asks for nothing: what the constructor makes of it is found by building.
+    """
     yield from made.constraints
     for name, sizes in made.dims.items():
         for sized, layout in zip(sizes, graph.layouts.get(name, ()), strict=False):
+            if isinstance(sized.expr, Lit) and not sized.where:
+                continue
             yield Constraint(
                 "==", sized.expr, Dim(layout), True, sized.where or f"the constructor of {name}", _size(sized)
             )
@@ -205,6 +212,8 @@ def _demands(graph: Graph, made: Constructed) -> Iterator[Constraint]:
             expr = made.numbers.get(place, Lit(value))
             yield Constraint("==", expr, Attr(place), True, "", f"the constructor makes {place} {expr}")
     for place, expr in made.scales.items():
+        if place in unread:
+            continue
         why = f"the constructor computes {place} from it, which would be another"
         yield Constraint("==", expr, Lit(made.now(expr)), True, "", why)
 

@@ -16,6 +16,7 @@ import copy
 import itertools
 import math
 import sys
+import types
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -217,9 +218,8 @@ def _run(recorder: OpRecorder, tracer: Tracer, function: Any, arguments: Mapping
 
 @contextmanager
 def _whole(model: nn.Module) -> Iterator[None]:
-    """`int` and the square root remember, in the modules of a model's code."""
-    homes = [sys.modules[home] for home in {kind.__module__ for kind in classes(model)} if home in sys.modules]
-    lacking = [vars(home) for home in homes if "int" not in vars(home)]
+    """`int` and the square root remember, in the modules of a model's code and of the functions that these call."""
+    lacking = [vars(home) for home in _homes(model) if "int" not in vars(home)]
     for names in lacking:
         names["int"] = Whole
     try:
@@ -228,6 +228,19 @@ def _whole(model: nn.Module) -> Iterator[None]:
     finally:
         for names in lacking:
             names.pop("int", None)
+
+
+def _homes(model: nn.Module) -> list[types.ModuleType]:
+    """The Python modules of a model's classes, and of functions of their libraries that can be called by name there."""
+    names = dict.fromkeys(kind.__module__ for kind in classes(model))
+    own = {name.partition(".")[0] for name in names} - {"torch"}
+    left = list(names)
+    while left:
+        for each in list(vars(sys.modules[home]).values()) if (home := left.pop()) in sys.modules else ():
+            if isinstance(each, types.FunctionType) and (named := each.__module__ or "").partition(".")[0] in own:
+                left += [named] if named not in names else []
+                names[named] = None
+    return [sys.modules[name] for name in names if name in sys.modules]
 
 
 _sqrt = math.sqrt
