@@ -40,13 +40,21 @@ AUTOENCODER = {
 WIDTH = {"num_attention_heads": 4, "attention_head_dim": 16, "num_layers": 2, "in_channels": 4, "patch_size": 2}
 SD3 = {
     **WIDTH,
-    **{"sample_size": 8, "pos_embed_max_size": 16, "out_channels": 4},
-    **{"joint_attention_dim": 32, "caption_projection_dim": 64, "pooled_projection_dim": 48},
+    "sample_size": 8,
+    "pos_embed_max_size": 16,
+    "out_channels": 4,
+    "joint_attention_dim": 32,
+    "caption_projection_dim": 64,
+    "pooled_projection_dim": 48,
 }
 FLUX = {
     **WIDTH,
-    **{"patch_size": 1, "num_layers": 1, "num_single_layers": 1, "axes_dims_rope": (4, 4, 8)},
-    **{"joint_attention_dim": 32, "pooled_projection_dim": 32},
+    "patch_size": 1,
+    "num_layers": 1,
+    "num_single_layers": 1,
+    "axes_dims_rope": (4, 4, 8),
+    "joint_attention_dim": 32,
+    "pooled_projection_dim": 32,
 }
 DIT = {**WIDTH, "out_channels": 8, "sample_size": 8, "norm_num_groups": 8}
 
@@ -157,7 +165,11 @@ def test_a_pipeline_of_cut_models(tmp_path: Path) -> None:
     given = {
         "prompt_embeds": torch.randn(1, 7, 32),
         "pooled_prompt_embeds": torch.randn(1, 48),
-        **{"guidance_scale": 1.0, "num_inference_steps": 2, "height": 16, "width": 16, "output_type": "np"},
+        "guidance_scale": 1.0,
+        "num_inference_steps": 2,
+        "height": 16,
+        "width": 16,
+        "output_type": "np",
     }
     pipeline.save_pretrained(tmp_path)
     torch.save(given, tmp_path / "given.pt")

@@ -8,10 +8,14 @@ own allocations have (in a file they lie anywhere, and products of matrices may 
 
 from __future__ import annotations
 
+import copy
 import importlib
+import inspect
+import re
 import sys
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import torch
 
@@ -50,9 +54,40 @@ def _pretrained(library: str, name: str, folder: Path) -> torch.nn.Module:
 def _timm(name: str, folder: Path) -> torch.nn.Module:
     import timm
 
-    model = timm.create_model(name, **torch.load(folder / "fields.pt", weights_only=True))
+    fields = torch.load(folder / "fields.pt", weights_only=True)
+    try:
+        model = timm.create_model(name, **fields)
+    except TypeError:  # timm's function does not take what it passes to the class
+        model = _of_class(name, fields)
     model.load_state_dict(torch.load(folder / "weights.pt", weights_only=True))
     return model
+
+
+def _of_class(name: str, fields: dict[str, Any]) -> torch.nn.Module:
+    """What the class makes that timm's function of a name calls, with other arguments."""
+    import timm
+
+    kind = type(timm.create_model(name))
+    initialise = kind.__init__
+
+    def with_fields(self: Any, *args: Any, **kwargs: Any) -> None:
+        bound = inspect.signature(initialise).bind(self, *args, **kwargs)
+        bound.apply_defaults()
+        given = {key: copy.deepcopy(value) for key, value in list(bound.arguments.items())[1:]}
+        for path, value in fields.items():
+            *way, last = [int(step) if step.isdigit() else step for step in re.findall(r"\w+", path)]
+            holder: Any = given if way or last in given else given["kwargs"]
+            for step in way:
+                holder = getattr(holder, step) if hasattr(holder, "__dict__") else holder[step]
+            if hasattr(holder, "__dict__"):
+                object.__setattr__(holder, last, value)
+            else:
+                holder[last] = value
+        bound.arguments.update(given)
+        initialise(*bound.args, **bound.kwargs)
+
+    with mock.patch.object(kind, "__init__", with_fields):
+        return timm.create_model(name)
 
 
 def main() -> None:

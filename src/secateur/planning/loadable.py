@@ -263,11 +263,11 @@ def _equal(one: Tensor, other: Tensor) -> bool:
 
 
 def named_fields(maker: Maker, values: Mapping[Place, float]) -> dict[str, Any]:
-    """Fields by name, with their new values; a field inside of a list is the list.
+    """Fields by name, with their new values; a field inside of a list is the list, if that is all plain.
 
-    >>> maker = Maker(dict, {"dims": [4, 8], "text": {"width": 2}})
+    >>> maker = Maker(dict, {"dims": [4, 8], "text": {"width": 2}, "stages": [{"width": 3}]})
     >>> named_fields(maker, {place: 2 * value for place, value in maker.fields().items()})
-    {'dims': [8, 16], 'text.width': 4}
+    {'dims': [8, 16], 'text.width': 4, 'stages[0].width': 6}
     """
     new = maker.changed(lambda place, value: values.get(place, value))
     found: dict[str, Any] = {}
@@ -275,12 +275,24 @@ def named_fields(maker: Maker, values: Mapping[Place, float]) -> dict[str, Any]:
         value: Any = new
         path: list[Any] = []
         for step in place.path:
-            if isinstance(step, int):
+            if isinstance(step, int) and _is_plain(value):
                 break
             path.append(step)
-            value = value[step.key] if isinstance(step, Key) else getattr(value, step)
-        found[str(Field("", tuple(path)))] = list(value) if isinstance(value, tuple) else value
+            key = step.key if isinstance(step, Key) else step
+            value = getattr(value, step) if isinstance(step, str) else value[key]
+        found[str(Field("", tuple(path)))] = _as_list(value)
     return found
+
+
+def _is_plain(value: Any) -> bool:
+    """Whether a value is as JSON has it, and no object."""
+    if isinstance(value, list | tuple):
+        return all(map(_is_plain, value))
+    return value is None or isinstance(value, bool | int | float | str)
+
+
+def _as_list(value: Any) -> Any:
+    return [*map(_as_list, value)] if isinstance(value, list | tuple) else value
 
 
 __all__ = ["Loadable", "named_fields"]

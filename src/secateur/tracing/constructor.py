@@ -20,7 +20,8 @@ import types
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from functools import partial
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -40,6 +41,7 @@ from secateur.tracing.equations import Constraint
 from secateur.tracing.recorders import FunctionRecorder, OpRecorder
 from secateur.tracing.tracer import Tracer
 
+T = TypeVar("T")
 _DEEPEST = 8  # how far inside of arguments fields are looked for
 
 
@@ -77,9 +79,13 @@ class Maker:
 
     def build(self, values: Mapping[Place, float]) -> nn.Module:
         """The model with other values of some fields: parameters on the meta device, buffers real."""
-        arguments = self.changed(lambda place, value: values.get(place, value))
-        with same_chances(), torch.no_grad(), without_weights():
-            return self.function(**arguments)
+
+        def run(meta: bool) -> nn.Module:
+            arguments = self.changed(lambda place, value: values.get(place, value))
+            with same_chances(), torch.no_grad(), without_weights(meta=meta):
+                return self.function(**arguments)
+
+        return _on_meta(run)
 
     def changed(self, change: Callable[[Field, float], float]) -> dict[str, Any]:
         """Copies of the arguments, with another number in the place of each."""
@@ -123,8 +129,18 @@ def _at(place: Field, step: Any) -> Field:
     return Field(place.owner, (*place.path, step))
 
 
+def _on_meta(run: Callable[[bool], T]) -> T:
+    """What is made without weights or, where code computes with weights that it has just made, with them."""
+    try:
+        return run(True)
+    except (RuntimeError, NotImplementedError) as error:
+        if "meta" not in str(error):
+            raise
+    return run(False)
+
+
 @contextmanager
-def without_weights(most: float = math.inf) -> Iterator[None]:
+def without_weights(most: float = math.inf, *, meta: bool = True) -> Iterator[None]:
     """Parameters are put on the meta device as they are registered, and remember what was known of their data."""
     seen = itertools.count()
     made = WeakTensorKeyDictionary()  # what a parameter became that is registered twice; it may go before that
@@ -134,7 +150,7 @@ def without_weights(most: float = math.inf) -> Iterator[None]:
         if type(param) is nn.Parameter:
             if next(seen) >= most:
                 raise TraceError("its constructor makes far more parameters than there are")
-            if param not in made and not param.is_meta:
+            if meta and param not in made and not param.is_meta:
                 made[param] = nn.Parameter(param.detach().to("meta"), param.requires_grad)
             param = made.get(param, param)
         register(self, name, param)
@@ -190,6 +206,10 @@ class Sized:
 
 def constructed(maker: Maker, model: nn.Module) -> Constructed:
     """Follow a constructor. `model` is one that it has built before: its code is that of the model's classes."""
+    return _on_meta(partial(_constructed, maker, model))
+
+
+def _constructed(maker: Maker, model: nn.Module, meta: bool) -> Constructed:
     tracer = Tracer(timed=False)
     made: list[Any] = []
     recorder = OpRecorder(tracer, made)
@@ -202,7 +222,8 @@ def constructed(maker: Maker, model: nn.Module) -> Constructed:
 
     arguments = maker.changed(remembering)
     try:
-        with cleaned(model), same_chances(), torch.no_grad(), laid_open(model), without_weights(), _whole(model):
+        weights = without_weights(meta=meta)
+        with cleaned(model), same_chances(), torch.no_grad(), laid_open(model), weights, _whole(model):
             built = _run(recorder, tracer, maker.function, arguments)
         if not isinstance(built, nn.Module):
             raise TraceError(f"make= builds a model, not a {type(built).__name__}")
