@@ -24,7 +24,7 @@ from secateur.errors import PlanError
 from secateur.planning.counts import components, settle, settle_group
 from secateur.sizes.size import Attr, Dim, Lit
 from secateur.state.held import Key, Place
-from secateur.tracing.constructor import Constructed, Field, Maker, Sized, constructed, numbers_in
+from secateur.tracing.constructor import Constructed, Field, Maker, Sized, constructed, numbers_in, switches_in
 from secateur.tracing.equations import Constraint
 from secateur.tracing.graph import Axis, Graph
 from secateur.tracing.makers import maker_of, with_fields
@@ -81,6 +81,10 @@ class Loadable:
     def _numbers(self) -> dict[Place, Any]:
         return numbers_in(self._base)
 
+    @cached_property
+    def _switches(self) -> dict[Place, Any]:
+        return switches_in(self._base)
+
     # by building ------------------------------------------------------------------------------------------------
 
     def _try_each(self) -> None:
@@ -130,6 +134,7 @@ class Loadable:
         """The numbers that modules hold and a cut changes: before, and as the constructor makes them; else refused."""
         values = self.values(counts)
         built = _built(self.maker, values)
+        _check_switches(self._switches, switches_in(built))
         _check_shapes(self._whole_graph, counts, built)
         _check_tables(self._whole_graph, counts, self._base, built)
         return self._changed(counts, values, built)
@@ -237,6 +242,16 @@ def _alike(graph: Graph) -> list[list[Axis]]:
             sizes.setdefault(axis.size, []).append(axis)
         by_size += sizes.values()
     return [*by_size, *([axis] for axis in graph.axes if axis not in tied)]
+
+
+def _check_switches(before: Mapping[Place, Any], after: Mapping[Place, Any]) -> None:
+    """Refuse sizes with which the constructor takes another way: a shortcut where a block's widths are the same."""
+    for place in {**before, **after}:
+        was, now = before.get(place, "not there"), after.get(place, "not there")
+        if was != now:
+            raise PlanError(
+                f"with these sizes the constructor makes {place or 'the model'} {now!r:.80}, not {was!r:.80}"
+            )
 
 
 def _check_shapes(graph: Graph, counts: Counts, built: nn.Module) -> None:

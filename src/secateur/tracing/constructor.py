@@ -312,11 +312,25 @@ def _speaks_of_axes(expr: Expr) -> bool:
 
 def numbers_in(model: nn.Module) -> dict[Place, Any]:
     """The whole numbers and floats that a model's modules hold, also in plain containers and objects."""
+    return _held_in(model, lambda value: is_number(value) or isinstance(value, float))
+
+
+def switches_in(model: nn.Module) -> dict[Place, Any]:
+    """What else decides what a model computes: the classes of its modules, and the flags and words that these hold.
+
+    >>> {str(place): value for place, value in switches_in(nn.ReLU(inplace=True)).items()}
+    {'': 'ReLU', 'training': True, 'inplace': True}
+    """
+    kinds = {Place(name, ()): type(module).__name__ for name, module in model.named_modules()}
+    return {**kinds, **_held_in(model, lambda value: isinstance(value, bool | str))}
+
+
+def _held_in(model: nn.Module, wanted: Callable[[Any], bool]) -> dict[Place, Any]:
     found: dict[Place, Any] = {}
     seen: set[int] = set()
 
     def visit(value: Any, place: Place) -> None:
-        if is_number(value) or isinstance(value, float):
+        if wanted(value):
             found[place] = value
         elif isinstance(value, tuple) and not isinstance(value, torch.Size):
             for i, each in enumerate(native(value).__iter__(value)):
@@ -333,4 +347,4 @@ def numbers_in(model: nn.Module) -> dict[Place, Any]:
     return found
 
 
-__all__ = ["Constructed", "Field", "Maker", "Sized", "constructed", "numbers_in", "without_weights"]
+__all__ = ["Constructed", "Field", "Maker", "Sized", "constructed", "numbers_in", "switches_in", "without_weights"]
