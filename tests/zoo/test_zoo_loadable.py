@@ -2,22 +2,17 @@
 
 from __future__ import annotations
 
-import os
-import shutil
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import torch
 
-import secateur as sec
 from zoo.architectures import MODELS, build
-from zoo.reopened import tensors
+from zoo.opener import Opener, reopened
 
 TRANSFORMERS = [line for line in MODELS if line.startswith("transformers ")]
-SHARE = 0.75
+TIMM = [line for line in MODELS if line.startswith("timm ")]
 REFUSED = {  # with what the refusal must name
     "transformers bloom": "inv_norm_factor",  # heads have slopes by number, and a head's width is in its scale
     "transformers mpt": "d_model",  # the same
@@ -29,30 +24,6 @@ REFUSED = {  # with what the refusal must name
 }
 
 
-class Opener:
-    """A process that opens folders."""
-
-    def __init__(self) -> None:
-        environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
-        self._process = subprocess.Popen(
-            [sys.executable, Path(__file__).with_name("reopened.py")],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-            env=environment | {"HF_HUB_OFFLINE": "1"},
-        )
-
-    def __call__(self, kind: str, folder: Path) -> str:
-        assert self._process.stdin is not None
-        assert self._process.stdout is not None
-        self._process.stdin.write(f"{kind} {folder}\n")
-        self._process.stdin.flush()
-        return self._process.stdout.readline().strip()
-
-    def close(self) -> None:
-        self._process.communicate()
-
-
 @pytest.fixture(scope="module")
 def opener() -> Iterator[Opener]:
     one = Opener()
@@ -60,29 +31,17 @@ def opener() -> Iterator[Opener]:
     one.close()
 
 
-def reopened(line: str, opener: Opener, folder: Path) -> tuple[str, str]:
-    """What becomes of an architecture ("same", "aligned", "refused"), and the fields or the reason."""
+SOME = ("transformers mpnet", "transformers xlnet", "transformers bloom")
+
+
+@pytest.mark.parametrize(
+    "line", [pytest.param(line, marks=() if line in SOME else pytest.mark.zoo) for line in (*TRANSFORMERS, *TIMM)]
+)
+def test_architecture(line: str, opener: Opener, tmp_path: Path) -> None:
     torch.set_num_threads(1)
-    model, example = build(line)
-    try:
-        plan = sec.plan(sec.trace(model, example, variants=False), sec.Params(SHARE), loadable=True)
-    except sec.PlanError as error:
-        return "refused", str(error)
-    sec.apply(model, plan)
-    assert plan.params.after <= SHARE * plan.params.before
-    with torch.no_grad():
-        output = tensors(model(**example))
-    model.save_pretrained(folder)
-    torch.save(example, folder / "example.pt")
-    torch.save(output, folder / "output.pt")
-    answer = opener(type(model).__name__, folder)
-    shutil.rmtree(folder)
-    return answer, f"{plan.params.after / plan.params.before:.3f} of the parameters, {plan.fields}"
-
-
-@pytest.mark.parametrize("line", ["transformers mpnet", "transformers xlnet", "transformers bloom"])
-def test_some(line: str, opener: Opener, tmp_path: Path) -> None:
-    answer, said = reopened(line, opener, tmp_path / "model")
+    library, name = line.split()
+    answer, said = reopened(*build(line), name if library == "timm" else "", opener, tmp_path / "model")
+    print(f"{line:<30} {answer:<8} {said}", flush=True)
     if line in REFUSED:
         assert answer == "refused"
         assert REFUSED[line] in said
@@ -90,16 +49,6 @@ def test_some(line: str, opener: Opener, tmp_path: Path) -> None:
         assert answer in ("same", "aligned"), said
 
 
-@pytest.mark.zoo
-def test_transformers(opener: Opener, tmp_path: Path) -> None:
-    found = {}
-    for line in TRANSFORMERS:
-        found[line] = answer, said = reopened(line, opener, tmp_path / "model")
-        print(f"{line:<30} {answer:<8} {said}", flush=True)
-    opens = [line for line, (answer, _) in found.items() if answer in ("same", "aligned")]
-    refused = {line: said for line, (answer, said) in found.items() if answer == "refused"}
-    print(f"{len(opens)} of {len(found)} open with the same output, {len(refused)} are refused")
-    assert len(opens) + len(refused) == len(found)
-    assert refused.keys() <= REFUSED.keys()
-    assert all(REFUSED[line] in said for line, said in refused.items())
-    assert len(opens) >= 75
+def test_most_of_transformers_open() -> None:
+    """By the names above; that these and no others are refused is for each to show."""
+    assert len([line for line in TRANSFORMERS if line not in REFUSED]) >= 75

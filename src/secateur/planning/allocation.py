@@ -92,6 +92,11 @@ class Allocation:
         """The importance that is given up."""
         return sum(one[at].lost for one, at in zip(self._ladders, self._at, strict=True))
 
+    @property
+    def used(self) -> float:
+        """The part of its limit that the tightest one takes."""
+        return max(cost / max(limit.limit, 1e-30) for cost, limit in zip(self._costs, self._limits, strict=True))
+
     def descend(self) -> bool:
         """Step down, always where least importance goes for what is saved, until every limit holds; whether it does."""
         heap = [(price[0], i) for i in range(len(self._ladders)) if (price := self._price(i)) is not None]
@@ -185,11 +190,11 @@ class Allocation:
         return step * (there.lost - here.lost) / cost if cost > 0 else float("inf")
 
 
-def allocate(ladders: Sequence[Ladder], limits: Sequence[Limit]) -> dict[Axis, int] | None:
+def allocate(ladders: Sequence[Ladder], limits: Sequence[Limit]) -> Allocation | None:
     """Counts within all limits that lose little importance; None if even the lowest rungs do not fit."""
     allocation = Allocation(ladders, limits)
     if not allocation.descend():
         return None
     allocation.climb()
     allocation.exchange()
-    return allocation.counts
+    return allocation

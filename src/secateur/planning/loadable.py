@@ -10,7 +10,7 @@ with the new fields, and what it makes is compared with what the cut would leave
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import replace
 from functools import cached_property
 from typing import Any
@@ -24,10 +24,11 @@ from secateur.errors import PlanError
 from secateur.planning.counts import components, settle, settle_group
 from secateur.sizes.size import Attr, Dim, Lit
 from secateur.state.held import Key, Place
-from secateur.tracing.constructor import Constructed, Field, Maker, Sized, constructed, numbers_in
+from secateur.tracing.constructor import Constructed, Field, Maker, Sized, constructed, numbers_in, switches_in
 from secateur.tracing.equations import Constraint
 from secateur.tracing.graph import Axis, Graph
 from secateur.tracing.makers import maker_of, with_fields
+from secateur.tracing.reads import unread_floats
 from secateur.tracing.shell import tables
 
 
@@ -45,9 +46,10 @@ class Loadable:
         self._base = _built(self.maker, {})
         made = _followed(self.maker, graph.model)
         _check_same(graph, self._base)
+        self._unread = unread_floats(graph.model, graph.example, made.scales)
         names = {axis.atom: axis.name for axis in graph.axes}
         self.fields = self.maker.fields()
-        self.equations = graph.equations.joined(_demands(graph, made), self.fields, lambda: names)
+        self.equations = graph.equations.joined(_demands(graph, made, self._unread), self.fields, lambda: names)
         self.held_back: dict[Axis, str] = {
             a: self.equations.whole[a.atom] for a in graph.axes if a.atom in self.equations.whole
         }
@@ -81,6 +83,10 @@ class Loadable:
     @cached_property
     def _numbers(self) -> dict[Place, Any]:
         return numbers_in(self._base)
+
+    @cached_property
+    def _switches(self) -> dict[Place, Any]:
+        return switches_in(self._base)
 
     # by building ------------------------------------------------------------------------------------------------
 
@@ -131,6 +137,7 @@ class Loadable:
         """The numbers that modules hold and a cut changes: before, and as the constructor makes them; else refused."""
         values = self.values(counts)
         built = _built(self.maker, values)
+        _check_switches(self._switches, switches_in(built))
         _check_shapes(self._whole_graph, counts, built)
         _check_tables(self._whole_graph, counts, self._base, built)
         return self._changed(counts, values, built)
@@ -150,7 +157,7 @@ class Loadable:
                 raise PlanError(
                     f"{place} is {mine.get(place)}; the constructor makes it {was}, and {now} after the cut"
                 )
-            if isinstance(was, float) and (was, now) not in copies:
+            if isinstance(was, float) and (was, now) not in copies and place not in self._unread:
                 raise PlanError(
                     f"the constructor computes {place} from sizes: it would be {now:.6g} instead of {was:.6g}"
                 )
@@ -195,11 +202,16 @@ def _check_same(graph: Graph, built: nn.Module) -> None:
             )
 
 
-def _demands(graph: Graph, made: Constructed) -> Iterator[Constraint]:
-    """What a constructor asks of the axes of a graph, and of the numbers that the model's code reads."""
+def _demands(graph: Graph, made: Constructed, unread: Collection[Place]) -> Iterator[Constraint]:
+    """What a constructor asks of the axes of a graph, and of the numbers that the model's code reads.
+
+    A size that nothing explains asks for nothing: what the constructor makes of it is found by building.
+    """
     yield from made.constraints
     for name, sizes in made.dims.items():
         for sized, layout in zip(sizes, graph.layouts.get(name, ()), strict=False):
+            if isinstance(sized.expr, Lit) and not sized.where:
+                continue
             yield Constraint(
                 "==", sized.expr, Dim(layout), True, sized.where or f"the constructor of {name}", _size(sized)
             )
@@ -208,6 +220,8 @@ def _demands(graph: Graph, made: Constructed) -> Iterator[Constraint]:
             expr = made.numbers.get(place, Lit(value))
             yield Constraint("==", expr, Attr(place), True, "", f"the constructor makes {place} {expr}")
     for place, expr in made.scales.items():
+        if place in unread:
+            continue
         why = f"the constructor computes {place} from it, which would be another"
         yield Constraint("==", expr, Lit(made.now(expr)), True, "", why)
 
@@ -231,6 +245,16 @@ def _alike(graph: Graph) -> list[list[Axis]]:
             sizes.setdefault(axis.size, []).append(axis)
         by_size += sizes.values()
     return [*by_size, *([axis] for axis in graph.axes if axis not in tied)]
+
+
+def _check_switches(before: Mapping[Place, Any], after: Mapping[Place, Any]) -> None:
+    """Refuse sizes with which the constructor takes another way: a shortcut where a block's widths are the same."""
+    for place in {**before, **after}:
+        was, now = before.get(place, "not there"), after.get(place, "not there")
+        if was != now:
+            raise PlanError(
+                f"with these sizes the constructor makes {place or 'the model'} {now!r:.80}, not {was!r:.80}"
+            )
 
 
 def _check_shapes(graph: Graph, counts: Counts, built: nn.Module) -> None:
@@ -257,11 +281,11 @@ def _equal(one: Tensor, other: Tensor) -> bool:
 
 
 def named_fields(maker: Maker, values: Mapping[Place, float]) -> dict[str, Any]:
-    """Fields by name, with their new values; a field inside of a list is the list.
+    """Fields by name, with their new values; a field inside of a list is the list, if that is all plain.
 
-    >>> maker = Maker(dict, {"dims": [4, 8], "text": {"width": 2}})
+    >>> maker = Maker(dict, {"dims": [4, 8], "text": {"width": 2}, "stages": [{"width": 3}]})
     >>> named_fields(maker, {place: 2 * value for place, value in maker.fields().items()})
-    {'dims': [8, 16], 'text.width': 4}
+    {'dims': [8, 16], 'text.width': 4, 'stages[0].width': 6}
     """
     new = maker.changed(lambda place, value: values.get(place, value))
     found: dict[str, Any] = {}
@@ -269,12 +293,24 @@ def named_fields(maker: Maker, values: Mapping[Place, float]) -> dict[str, Any]:
         value: Any = new
         path: list[Any] = []
         for step in place.path:
-            if isinstance(step, int):
+            if isinstance(step, int) and _is_plain(value):
                 break
             path.append(step)
-            value = value[step.key] if isinstance(step, Key) else getattr(value, step)
-        found[str(Field("", tuple(path)))] = list(value) if isinstance(value, tuple) else value
+            key = step.key if isinstance(step, Key) else step
+            value = getattr(value, step) if isinstance(step, str) else value[key]
+        found[str(Field("", tuple(path)))] = _as_list(value)
     return found
+
+
+def _is_plain(value: Any) -> bool:
+    """Whether a value is as JSON has it, and no object."""
+    if isinstance(value, list | tuple):
+        return all(map(_is_plain, value))
+    return value is None or isinstance(value, bool | int | float | str)
+
+
+def _as_list(value: Any) -> Any:
+    return [*map(_as_list, value)] if isinstance(value, list | tuple) else value
 
 
 __all__ = ["Loadable", "named_fields"]

@@ -2,7 +2,7 @@
 
 import copy
 import math
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property, partial
 from typing import Any, ClassVar
@@ -174,27 +174,44 @@ class PruningProblem:
 
     # budgets ---------------------------------------------------------------------------------------------------
 
-    def ladders(self, limits: Sequence[Limit], least: float) -> list[Ladder]:
-        """What axes can keep, from all down to the fraction `least`; those whose counts depend on each other as one."""
+    def ladders(self, limits: Sequence[Limit], least: float, *, mixed: bool = False) -> list[Ladder]:
+        """What axes can keep, from all down to the fraction `least`; those whose counts depend on each other as one.
+
+        `mixed`: of these some may keep more than others, which makes more states, and takes longer to find.
+        """
         scores = self._comparable(limits)
-        ladders = [self._ladder(tied, scores, least) for tied in self.tied]
+        ladders = [self._ladder(tied, scores, least, limits if mixed else ()) for tied in self.tied]
         for axis in self.alone:
             fewest = self._rounded(axis, math.ceil(axis.size * least))
             ladders.append(ladder(axis, scores[axis], fewest, self.round_to))
         return ladders
 
-    def _ladder(self, tied: Tied, scores: Mapping[Axis, Tensor], least: float) -> Ladder:
-        """Axes whose counts depend on each other are cut by the same ratio, as near as sizes allow."""
+    def _ladder(self, tied: Tied, scores: Mapping[Axis, Tensor], least: float, mixed: Sequence[Limit]) -> Ladder:
+        """Axes whose counts depend on each other are cut by the same ratio, as near as sizes allow; with the limits of
+        a `mixed` ladder, those of one size may also stay whole, or a step behind."""
         group, atoms, constraints = tied
         lost = {axis: losses(scores[axis]) for axis in group}
         rungs: dict[tuple[int, ...], Rung] = {}
-        for n in range(_TIED_RUNGS + 1):
-            wanted = {axis.atom: self._keep(axis, n / _TIED_RUNGS * (1 - least)) for axis in group}
-            settled = settle_group(self.graph.equations, atoms, constraints, wanted)
+
+        def add(wanted: Mapping[Axis, int]) -> Rung:
+            asked = {axis.atom: count for axis, count in wanted.items()}
+            settled = settle_group(self.graph.equations, atoms, constraints, asked)
             counts = {axis: settled.get(axis.atom, axis.size) for axis in group}
             rung = Rung(counts, sum(lost[axis][axis.size - count] for axis, count in counts.items()))
-            rungs.setdefault(tuple(counts.values()), rung)
-        return tuple(sorted(rungs.values(), key=lambda rung: rung.lost))
+            return rungs.setdefault(tuple(counts.values()), rung)
+
+        sizes = {axis.size for axis in group} if mixed else ()
+        above = {axis: axis.size for axis in group}
+        for n in range(_TIED_RUNGS + 1):
+            wanted = {axis: self._keep(axis, n / _TIED_RUNGS * (1 - least)) for axis in group}
+            counts = add(wanted).counts
+            if counts != above:
+                for size in sizes:
+                    for other in ({axis: axis.size for axis in group}, above):
+                        add({axis: other[axis] if axis.size == size else count for axis, count in wanted.items()})
+                above = dict(counts)
+        found = sorted(rungs.values(), key=lambda rung: rung.lost)
+        return tuple(_worthwhile(found, mixed)) if mixed else tuple(found)
 
     def _comparable(self, limits: Sequence[Limit]) -> dict[Axis, Tensor]:
         """Scores that can be compared across axes.
@@ -228,6 +245,16 @@ class PruningProblem:
         wanted = {axis.atom: self._rounded(axis, axis.size - int(gone.sum())) for axis, gone in dead.items()}
         settled = settle(self.graph.equations, wanted)
         return _highest({axis: settled[axis.atom] for axis in dead}, lambda axis: (~dead[axis]).to(torch.int8))
+
+
+def _worthwhile(rungs: Sequence[Rung], limits: Sequence[Limit]) -> Iterator[Rung]:
+    """Those rungs, from whole to least, that cost less than all that lose less."""
+    least = math.inf
+    for rung in rungs:
+        cost = sum(limit.cost(rung.counts) / max(limit.limit, 1e-30) for limit in limits)
+        if cost < least:
+            least = cost
+            yield rung
 
 
 def _scored(graph: Graph, importance: Importance, axes: Sequence[Axis]) -> Mapping[Axis, Tensor]:

@@ -20,6 +20,7 @@ from secateur.planning.reasons import kept_more, some
 from secateur.planning.zeros import dead_positions, nearly_dead
 from secateur.tracing.graph import Axis, Graph
 
+_USED_UP = 0.97  # the part of a budget that is enough
 _FEWEST = (0.1, 0.0)  # of an axis: first none is cut below a tenth, then down to one position if that must be
 
 
@@ -225,9 +226,12 @@ def within(problem: PruningProblem, limits: Sequence[Limit]) -> dict[Axis, int]:
     if problem.scope == "axis" or isinstance(problem.scope, PerAxis):
         return _uniform(problem, limits)
     for fewest in _FEWEST:
-        counts = allocate(problem.ladders(limits, fewest), limits)
-        if counts is not None:
-            return counts
+        found = allocate(problem.ladders(limits, fewest), limits)
+        if found is not None:
+            if found.used < _USED_UP:  # axes that depend on each other went further than they had to
+                mixed = allocate(problem.ladders(limits, fewest, mixed=True), limits)
+                found = min((one for one in (found, mixed) if one is not None), key=lambda one: one.lost)
+            return found.counts
     return _uniform(problem, limits)
 
 

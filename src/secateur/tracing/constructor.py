@@ -16,10 +16,12 @@ import copy
 import itertools
 import math
 import sys
+import types
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from functools import partial
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -39,6 +41,7 @@ from secateur.tracing.equations import Constraint
 from secateur.tracing.recorders import FunctionRecorder, OpRecorder
 from secateur.tracing.tracer import Tracer
 
+T = TypeVar("T")
 _DEEPEST = 8  # how far inside of arguments fields are looked for
 
 
@@ -76,9 +79,13 @@ class Maker:
 
     def build(self, values: Mapping[Place, float]) -> nn.Module:
         """The model with other values of some fields: parameters on the meta device, buffers real."""
-        arguments = self.changed(lambda place, value: values.get(place, value))
-        with same_chances(), torch.no_grad(), without_weights():
-            return self.function(**arguments)
+
+        def run(meta: bool) -> nn.Module:
+            arguments = self.changed(lambda place, value: values.get(place, value))
+            with same_chances(), torch.no_grad(), without_weights(meta=meta):
+                return self.function(**arguments)
+
+        return _on_meta(run)
 
     def changed(self, change: Callable[[Field, float], float]) -> dict[str, Any]:
         """Copies of the arguments, with another number in the place of each."""
@@ -122,8 +129,18 @@ def _at(place: Field, step: Any) -> Field:
     return Field(place.owner, (*place.path, step))
 
 
+def _on_meta(run: Callable[[bool], T]) -> T:
+    """What is made without weights or, where code computes with weights that it has just made, with them."""
+    try:
+        return run(True)
+    except (RuntimeError, NotImplementedError) as error:
+        if "meta" not in str(error):
+            raise
+    return run(False)
+
+
 @contextmanager
-def without_weights(most: float = math.inf) -> Iterator[None]:
+def without_weights(most: float = math.inf, *, meta: bool = True) -> Iterator[None]:
     """Parameters are put on the meta device as they are registered, and remember what was known of their data."""
     seen = itertools.count()
     made = WeakTensorKeyDictionary()  # what a parameter became that is registered twice; it may go before that
@@ -133,7 +150,7 @@ def without_weights(most: float = math.inf) -> Iterator[None]:
         if type(param) is nn.Parameter:
             if next(seen) >= most:
                 raise TraceError("its constructor makes far more parameters than there are")
-            if param not in made and not param.is_meta:
+            if meta and param not in made and not param.is_meta:
                 made[param] = nn.Parameter(param.detach().to("meta"), param.requires_grad)
             param = made.get(param, param)
         register(self, name, param)
@@ -189,6 +206,10 @@ class Sized:
 
 def constructed(maker: Maker, model: nn.Module) -> Constructed:
     """Follow a constructor. `model` is one that it has built before: its code is that of the model's classes."""
+    return _on_meta(partial(_constructed, maker, model))
+
+
+def _constructed(maker: Maker, model: nn.Module, meta: bool) -> Constructed:
     tracer = Tracer(timed=False)
     made: list[Any] = []
     recorder = OpRecorder(tracer, made)
@@ -201,7 +222,8 @@ def constructed(maker: Maker, model: nn.Module) -> Constructed:
 
     arguments = maker.changed(remembering)
     try:
-        with cleaned(model), same_chances(), torch.no_grad(), laid_open(model), without_weights(), _whole(model):
+        weights = without_weights(meta=meta)
+        with cleaned(model), same_chances(), torch.no_grad(), laid_open(model), weights, _whole(model):
             built = _run(recorder, tracer, maker.function, arguments)
         if not isinstance(built, nn.Module):
             raise TraceError(f"make= builds a model, not a {type(built).__name__}")
@@ -217,9 +239,8 @@ def _run(recorder: OpRecorder, tracer: Tracer, function: Any, arguments: Mapping
 
 @contextmanager
 def _whole(model: nn.Module) -> Iterator[None]:
-    """`int` and the square root remember, in the modules of a model's code."""
-    homes = [sys.modules[home] for home in {kind.__module__ for kind in classes(model)} if home in sys.modules]
-    lacking = [vars(home) for home in homes if "int" not in vars(home)]
+    """`int` and the square root remember, in the modules of a model's code and of the functions that these call."""
+    lacking = [vars(home) for home in _homes(model) if "int" not in vars(home)]
     for names in lacking:
         names["int"] = Whole
     try:
@@ -228,6 +249,19 @@ def _whole(model: nn.Module) -> Iterator[None]:
     finally:
         for names in lacking:
             names.pop("int", None)
+
+
+def _homes(model: nn.Module) -> list[types.ModuleType]:
+    """The Python modules of a model's classes, and of functions of their libraries that can be called by name there."""
+    names = dict.fromkeys(kind.__module__ for kind in classes(model))
+    own = {name.partition(".")[0] for name in names} - {"torch"}
+    left = list(names)
+    while left:
+        for each in list(vars(sys.modules[home]).values()) if (home := left.pop()) in sys.modules else ():
+            if isinstance(each, types.FunctionType) and (named := each.__module__ or "").partition(".")[0] in own:
+                left += [named] if named not in names else []
+                names[named] = None
+    return [sys.modules[name] for name in names if name in sys.modules]
 
 
 _sqrt = math.sqrt
@@ -278,11 +312,25 @@ def _speaks_of_axes(expr: Expr) -> bool:
 
 def numbers_in(model: nn.Module) -> dict[Place, Any]:
     """The whole numbers and floats that a model's modules hold, also in plain containers and objects."""
+    return _held_in(model, lambda value: is_number(value) or isinstance(value, float))
+
+
+def switches_in(model: nn.Module) -> dict[Place, Any]:
+    """What else decides what a model computes: the classes of its modules, and the flags and words that these hold.
+
+    >>> {str(place): value for place, value in switches_in(nn.ReLU(inplace=True)).items()}
+    {'': 'ReLU', 'training': True, 'inplace': True}
+    """
+    kinds = {Place(name, ()): type(module).__name__ for name, module in model.named_modules()}
+    return {**kinds, **_held_in(model, lambda value: isinstance(value, bool | str))}
+
+
+def _held_in(model: nn.Module, wanted: Callable[[Any], bool]) -> dict[Place, Any]:
     found: dict[Place, Any] = {}
     seen: set[int] = set()
 
     def visit(value: Any, place: Place) -> None:
-        if is_number(value) or isinstance(value, float):
+        if wanted(value):
             found[place] = value
         elif isinstance(value, tuple) and not isinstance(value, torch.Size):
             for i, each in enumerate(native(value).__iter__(value)):
@@ -299,4 +347,4 @@ def numbers_in(model: nn.Module) -> dict[Place, Any]:
     return found
 
 
-__all__ = ["Constructed", "Field", "Maker", "Sized", "constructed", "numbers_in", "without_weights"]
+__all__ = ["Constructed", "Field", "Maker", "Sized", "constructed", "numbers_in", "switches_in", "without_weights"]

@@ -104,8 +104,9 @@ class Equations:
         self, more: Iterable[Constraint], held: Mapping[Place, float], names: Callable[[], Mapping[Atom, str]]
     ) -> "Equations":
         """These and those of another program that speaks of the same axes; nothing is fixed by it."""
-        wanted = [*self.wanted, *(c for c in more if c.symbol == "==" and c.outcome)]
-        seen = [*self.seen, *(c for c in more if not (c.symbol == "==" and c.outcome))]
+        wanted, seen = [*self.wanted], [*self.seen]
+        for constraint in more:
+            (wanted if constraint.symbol == "==" and constraint.outcome else seen).append(constraint)
         return Equations(wanted, seen, self._said, {**self.held_now, **held}, names, held)
 
     # evaluation --------------------------------------------------------------------------------------------

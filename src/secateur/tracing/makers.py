@@ -10,8 +10,10 @@ import functools
 import inspect
 import json
 import sys
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from torch import nn
@@ -48,8 +50,7 @@ def maker_of(model: nn.Module, make: functools.partial[Any] | None = None) -> Ma
         raise TraceError(
             "make= takes arguments that have names: pass them by keyword, functools.partial(Net, width=64)"
         )
-    named = next((p.name for p in bound.signature.parameters.values() if p.kind is p.VAR_KEYWORD), "")
-    more = bound.arguments.pop(named, {})
+    more = bound.arguments.pop(_rest(bound), {})
     given = {**bound.arguments, **more}
     if make.func is getattr(sys.modules.get("timm"), "create_model", None) and isinstance(given["model_name"], str):
         return Maker(Created(given.pop("model_name")), {k: v for k, v in given.items() if k != "pretrained"})
@@ -82,12 +83,47 @@ def _diffusers(model: nn.Module) -> Maker | None:
 
 @dataclass(frozen=True)
 class Created:
-    """timm's function for a model of a name."""
+    """timm's function for a model of a name; or (`inside`) the model's class, as that function calls it.
+
+    Many of timm's functions do not take the arguments that they pass to the class: `convmixer_768_32(dim=512)` fails.
+    """
 
     name: str
+    inside: type[nn.Module] | None = None
+    given: Mapping[str, Any] = field(default_factory=dict)  # to the function, where arguments are those of the class
 
     def __call__(self, **arguments: Any) -> Any:
-        return sys.modules["timm"].create_model(self.name, **arguments)
+        create = sys.modules["timm"].create_model
+        if self.inside is None:
+            return create(self.name, **arguments)
+        with _called(self.inside, partial(_put, arguments=arguments)):
+            return create(self.name, **self.given)
+
+
+@contextmanager
+def _called(kind: type[nn.Module], see: Callable[[inspect.BoundArguments], None]) -> Iterator[None]:
+    """`see` what a class is called with, defaults included, or change it; what its subclasses are is their own."""
+    initialise = kind.__init__
+
+    def seen(self: Any, *args: Any, **kwargs: Any) -> None:
+        bound = inspect.signature(initialise).bind(self, *args, **kwargs)
+        if type(self) is kind:
+            bound.apply_defaults()
+            see(bound)
+        initialise(*bound.args, **bound.kwargs)
+
+    with patched((kind, "__init__", seen)):
+        yield
+
+
+def _rest(bound: inspect.BoundArguments) -> str:
+    """The name of the argument that takes all keywords that have none."""
+    return next((p.name for p in bound.signature.parameters.values() if p.kind is p.VAR_KEYWORD), "")
+
+
+def _put(bound: inspect.BoundArguments, arguments: Mapping[str, Any]) -> None:
+    for name, value in arguments.items():
+        (bound.arguments if name in bound.signature.parameters else bound.arguments[_rest(bound)])[name] = value
 
 
 def _timm(model: nn.Module) -> Maker | None:
@@ -100,45 +136,36 @@ def _timm(model: nn.Module) -> Maker | None:
 
 
 def with_fields(maker: Maker, model: nn.Module) -> Maker:
-    """A maker with all numbers that its function takes, also those that it has by default: timm's."""
+    """A maker with all numbers that its function takes, also those that it has by default: timm's.
+
+    Where that function does not take all that it passes to the model's class, these are the arguments of the class.
+    """
     if not isinstance(maker.function, Created):
         return maker
-    given = {**_passed_on(maker, type(model)), **maker.arguments}
-    while given:
-        full = Maker(maker.function, given)
-        try:
-            full.build({})
-        except TypeError as error:  # a keyword that the function for this name does not pass on
-            names = [name for name in given if f"'{name}'" in str(error)]
-            if not names:
-                break
-            given = {name: value for name, value in given.items() if name not in names}
-        else:
-            return full
-    return Maker(maker.function, {})
+    kind = type(model)
+    passed = _passed_on(maker, kind)
+    full = Maker(maker.function, {**passed, **maker.arguments})
+    try:
+        full.build({})
+    except TypeError:  # a keyword that the function for this name does not pass on
+        return Maker(Created(maker.function.name, kind, maker.arguments), passed)
+    return full
 
 
-def _passed_on(maker: Maker, kind: type) -> dict[str, Any]:
-    """The numbers that timm passes to the class of a model, its defaults included."""
-    given: list[dict[str, Any]] = []
-    initialise = kind.__init__  # type: ignore[misc]
+def _passed_on(maker: Maker, kind: type[nn.Module]) -> dict[str, Any]:
+    """What timm passes to the class of a model that is made of numbers, its defaults included."""
+    found: dict[str, Any] = {}
 
-    def noted(self: Any, *args: Any, **kwargs: Any) -> None:
-        if type(self) is kind:
-            bound = inspect.signature(initialise).bind(self, *args, **kwargs)
-            bound.apply_defaults()
-            given.append(bound.arguments)
-        initialise(self, *args, **kwargs)
+    def see(bound: inspect.BoundArguments) -> None:
+        named = {**bound.arguments, **bound.arguments.get(_rest(bound), {})}
+        for name in [name for name in named if name not in (_rest(bound), *found)][1:]:  # without the model itself
+            one = Maker(kind, {name: named[name]})
+            if one.fields():
+                found.update(one.changed(lambda _place, value: value))  # a copy: the class may change its own
 
-    with patched((kind, "__init__", noted)):
+    with _called(kind, see):
         maker.build({})
-    return {name: value for name, value in (given or [{}])[0].items() if _has_numbers(value)}
-
-
-def _has_numbers(value: Any) -> bool:
-    if isinstance(value, tuple | list):
-        return any(map(_has_numbers, value))
-    return type(value) in (int, float)
+    return found
 
 
 _LIBRARIES: tuple[Callable[[nn.Module], Maker | None], ...] = (_transformers, _diffusers, _timm)
