@@ -20,6 +20,7 @@ from secateur.state.transaction import Transaction, transaction, untouched
 from secateur.surgery import carry_out, check_fit
 from secateur.surgery.holders import check_alone, tell_holders
 from secateur.tracing import unwrap
+from secateur.tracing.examples import placed_with
 from secateur.verify.copies import copies_alike
 from secateur.verify.numbers import numbers_of, way_of
 from secateur.verify.oracle import Expected, check, expected
@@ -126,8 +127,9 @@ def _apply(
 
 def _proof(model: nn.Module, plan: Plan) -> list[Proof]:
     """What the cut model must put out on the example, and on others that the full-size model takes."""
-    proof = [Proof(plan.example, expected(model, plan, plan.example))]
-    for example in plan.others:
+    first, *others = (placed_with(model, example) for example in (plan.example, *plan.others))
+    proof = [Proof(first, expected(model, plan, first))]
+    for example in others:
         with suppress(VerifyError):  # fake tensors have no values that could be out of range
             proof.append(Proof(example, expected(model, plan, example)))
     return proof
