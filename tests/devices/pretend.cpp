@@ -20,8 +20,6 @@ constexpr auto KIND = c10::DeviceType::PrivateUse1;
 const c10::Device DEVICE(KIND, 0);
 std::atomic<int64_t> waits{0}, kernels{0};
 
-void host_waits() { ++waits; }
-
 // Memory of the CPU that says it is the device's, and the other way round: each keeps the other alive.
 c10::Storage shared(const c10::Storage& storage, c10::Device device) {
   auto drop = [](void* kept) { delete static_cast<c10::Storage*>(kept); };
@@ -51,7 +49,7 @@ struct Guard final : c10::impl::DeviceGuardImplInterface {
   c10::Stream getStream(c10::Device) const override { return c10::Stream(c10::Stream::DEFAULT, DEVICE); }
   c10::Stream exchangeStream(c10::Stream stream) const override { return stream; }
   c10::DeviceIndex deviceCount() const noexcept override { return 1; }
-  void synchronizeDevice(c10::DeviceIndex) const override { host_waits(); }
+  void synchronizeDevice(c10::DeviceIndex) const override { ++waits; }
 };
 C10_REGISTER_GUARD_IMPL(PrivateUse1, Guard);
 
@@ -98,11 +96,10 @@ at::Tensor bare(const at::Tensor& tensor) {
 
 // One call of an op: its tensors as the CPU's, the kernel, and what it made as the device's.
 struct Call {
-  const c10::OperatorHandle& op;
+  c10::OperatorHandle op;
   torch::jit::Stack* stack;
   std::vector<std::pair<at::Tensor, at::Tensor>> pairs;  // of the device, of the CPU
   bool strangers = false;                                // tensors of the CPU that are more than a number
-  bool by_mask = false;
 
   at::Tensor on_cpu(const at::Tensor& tensor) {
     if (!tensor.defined()) return tensor;
@@ -110,7 +107,6 @@ struct Call {
       strangers |= tensor.dim() > 0 || !tensor.is_cpu();
       return tensor;
     }
-    by_mask |= tensor.scalar_type() == at::kBool || tensor.scalar_type() == at::kByte;
     for (auto& [ours, theirs] : pairs)
       if (ours.is_same(tensor)) return theirs;
     pairs.emplace_back(tensor, bare(tensor));
@@ -164,12 +160,10 @@ struct Call {
     const auto& schema = op.schema();
     const auto base = stack->size() - schema.arguments().size();
     std::vector<at::Generator> given;
-    bool made_here = false;
     for (auto at = base; at < stack->size(); ++at) {
       auto& value = (*stack)[at];
       if (value.isDevice() && value.toDevice().type() == KIND) {
         value = c10::Device(at::kCPU);
-        made_here = true;
       } else if (value.isGenerator()) {
         auto chance = value.toGenerator();
         TORCH_CHECK(chance.device().type() == KIND, schema.name(), ": a generator of the CPU for a tensor of the pretend device");
@@ -179,9 +173,8 @@ struct Call {
       }
     }
     TORCH_CHECK(!strangers, schema.name(), ": expected all tensors to be on the pretend device, found one on the CPU");
-    const auto name = schema.name();
-    const bool indexes = name == "aten::index" || name == "aten::index_put_" || name == "aten::_index_put_impl_";
-    if (op.hasTag(at::Tag::data_dependent_output) || (indexes ? by_mask : op.hasTag(at::Tag::dynamic_output_shape))) host_waits();
+    const bool indexes = schema.name().rfind("aten::index", 0) == 0;  // with a mask, torch asks for `nonzero` first
+    if (op.hasTag(at::Tag::data_dependent_output) || (op.hasTag(at::Tag::dynamic_output_shape) && !indexes)) ++waits;
     ++kernels;
     const bool random = op.hasTag(at::Tag::nondeterministic_seeded);
     auto cpu = at::detail::getDefaultCPUGenerator();
@@ -216,7 +209,7 @@ void fallback(const c10::OperatorHandle& op, torch::jit::Stack* stack) { Call{op
 
 // The only way between the device and the CPU. The host waits for what it reads.
 at::Tensor copy_from(const at::Tensor& from, const at::Tensor& to, bool) {
-  if (!to.is_privateuseone()) host_waits();
+  if (!to.is_privateuseone()) ++waits;
   ++kernels;
   at::AutoDispatchBelowADInplaceOrView below;
   bare(to).copy_(bare(from));
@@ -224,20 +217,52 @@ at::Tensor copy_from(const at::Tensor& from, const at::Tensor& to, bool) {
 }
 
 at::Scalar item(const at::Tensor& tensor) {
-  host_waits();
+  ++waits;
   return at::_local_scalar_dense(bare(tensor));
+}
+
+at::Tensor& set(at::Tensor& self, at::Storage source, int64_t offset, at::IntArrayRef size, at::IntArrayRef stride) {
+  self.unsafeGetTensorImpl()->set_storage_keep_dtype(std::move(source));
+  self.unsafeGetTensorImpl()->set_sizes_and_strides(size, stride, offset);
+  return self;
+}
+
+at::Tensor& set_whole(at::Tensor& self, at::Storage source) {
+  const auto size = static_cast<int64_t>(source.nbytes() / self.itemsize());
+  return set(self, std::move(source), 0, {size}, {1});
+}
+
+at::Tensor& set_like(at::Tensor& self, const at::Tensor& source) {
+  return set(self, source.storage(), source.storage_offset(), source.sizes(), source.strides());
+}
+
+// Torch has names of its own for convolutions on a device that it does not know.
+void convolution(const c10::OperatorHandle&, torch::jit::Stack* stack) {
+  Call{c10::Dispatcher::singleton().findSchemaOrThrow("aten::convolution", ""), stack}.run();
+}
+
+void convolution_backward(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
+  const auto after_weight = stack->end() - 7;
+  const auto weight = (after_weight - 1)->toTensor();
+  const auto transposed = (after_weight + 3)->toBool();
+  const auto bias = transposed ? weight.size(1) * (after_weight + 5)->toInt() : weight.size(0);
+  stack->insert(after_weight, c10::IValue(std::vector<int64_t>{bias}));
+  Call{c10::Dispatcher::singleton().findSchemaOrThrow("aten::convolution_backward", ""), stack}.run();
 }
 
 TORCH_LIBRARY_IMPL(_, PrivateUse1, m) { m.fallback(torch::CppFunction::makeFromBoxedFunction<&fallback>()); }
 TORCH_LIBRARY_IMPL(aten, PrivateUse1, m) {
   m.impl("_copy_from", &copy_from);
   m.impl("_local_scalar_dense", &item);
+  m.impl("set_.source_Storage_storage_offset", &set);
+  m.impl("set_.source_Storage", &set_whole);
+  m.impl("set_.source_Tensor", &set_like);
+  m.impl("convolution_overrideable", torch::CppFunction::makeFromBoxedFunction<&convolution>());
+  m.impl("convolution_backward_overrideable", torch::CppFunction::makeFromBoxedFunction<&convolution_backward>());
 }
 
 TORCH_LIBRARY(pretend, m) {
   at::RegisterPrivateUse1HooksInterface(new Hooks());
-  m.def("waits() -> int", [] { return waits.load(); });
-  m.def("kernels() -> int", [] { return kernels.load(); });
   m.def("random_state() -> Tensor", [] { return device_chance().get_state(); });
   m.def("set_random_state(Tensor state) -> ()", [](const at::Tensor& state) {
     device_chance().unsafeGetGeneratorImpl()->set_state(*state.unsafeGetTensorImpl());
@@ -245,3 +270,6 @@ TORCH_LIBRARY(pretend, m) {
 }
 
 }  // namespace
+
+extern "C" int64_t pretend_waits() { return waits; }
+extern "C" int64_t pretend_kernels() { return kernels; }
