@@ -15,7 +15,8 @@ from torch import nn
 
 import secateur as sec
 from secateur.compat import ScriptFunction
-from secateur.state.patches import OWN_ATTENTION, SLOW_ATTENTION, UNSCRIPTED, patched, same_chances
+from secateur.state.chances import same_chances
+from secateur.state.patches import OWN_ATTENTION, SLOW_ATTENTION, UNSCRIPTED, patched
 from state.state_models import Odd
 
 X = torch.randn(4, 6, generator=torch.Generator().manual_seed(0))

@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 from secateur.calibrate.observe import calibrating, call
 from secateur.calibrate.products import Parameters, Part, part_of
+from secateur.calibrate.sums import added
 from secateur.compat import TorchDispatchMode
 from secateur.errors import CalibrationError
 from secateur.ops.product import Sample
@@ -42,7 +43,7 @@ class _Backward(TorchDispatchMode):
             at = part_of(name, weight)
             known = self.squares.get(at)
             if known is None or known.shape == squares.shape:
-                self.squares[at] = squares.double().cpu() if known is None else known + squares.cpu()
+                self.squares[at] = squares.double() if known is None else added(known, squares)
                 self.rows[at] = self.rows.get(at, 0) + gradient.shape[1]
 
 
@@ -78,7 +79,7 @@ def fisher_weights(model: nn.Module, batches: Iterable[Any], seed: int = 0) -> d
             hook.remove()
         for parameter in frozen:
             parameter.requires_grad_(False)
-    return {part: squares / watch.rows[part] for part, squares in watch.squares.items()}
+    return {part: squares.cpu() / watch.rows[part] for part, squares in watch.squares.items()}
 
 
 def _let_go(gradient: Tensor) -> Tensor:

@@ -43,6 +43,7 @@ from secateur.errors import CalibrationError
 from secateur.ops.create import LIFTED
 from secateur.ops.product import WHOLE
 from secateur.ops.record import part
+from secateur.state.chances import Chances
 from secateur.state.patches import patched
 from secateur.tracing.examples import handed_out, tensors_in
 
@@ -70,7 +71,7 @@ class BatchProgress:
     done: int = 0  # ops that need not be computed again
     log: list[Done] = field(default_factory=list)  # of at least these
     devices: dict[StorageKey, torch.device] = field(default_factory=dict)  # of the memory that was kept
-    chances: Tensor | None = None
+    chances: Chances | None = None
 
 
 class Step:
@@ -147,7 +148,7 @@ class BatchRun(TorchDispatchMode):
         runs = self._runs
         batch = tree_map(lambda leaf: leaf.clone() if isinstance(leaf, Tensor) else leaf, runs.batches[self._number])
         with runs.unchanged(), patched(*((Tensor, name, self._reader(name)) for name in _READS)):
-            torch.set_rng_state(runs.chances)
+            runs.chances.restore()
             try:
                 with self:
                     out = call(runs.model, batch)
@@ -184,7 +185,7 @@ class BatchRun(TorchDispatchMode):
     def _begin(self) -> None:
         """From here on, numbers are drawn: as if all before had been."""
         if self._chances is not None:
-            torch.set_rng_state(self._chances)
+            self._chances.restore()
             self._chances = None
 
     def _reader(self, name: str) -> Any:

@@ -49,7 +49,7 @@ class Spill:
             self._sets[name] = self._written(name, {key: tensor.cpu() for key, tensor in tensors.items()})
             return
         self.held += size
-        self._sets[name] = {key: tensor.to("cpu", copy=True) for key, tensor in tensors.items()}
+        self._sets[name] = {key: tensor.clone() for key, tensor in tensors.items()}
 
     def get(self, name: str) -> dict[str, Tensor]:
         """Copies of what is held under a name: they may be written into, and those from a file are aligned."""

@@ -26,7 +26,7 @@ from secateur.calibrate.forms import Done, Nowhere, Read, StorageKey
 from secateur.calibrate.products import Parameters
 from secateur.calibrate.resume import BatchProgress, BatchRun, NotKept, See
 from secateur.calibrate.spill import Spill, as_bytes
-from secateur.state.patches import same_chances
+from secateur.state.chances import Chances, same_chances
 from secateur.state.transaction import Transaction, untouched
 
 
@@ -95,7 +95,7 @@ class Runs:
         self._spill = Spill(room)
         self._places = [BatchProgress() for _ in range(len(batches))]
         self._record: RunRecord | None = None
-        self.chances = torch.get_rng_state()
+        self.chances = Chances.now()
         self.nowhere = Nowhere()
         self._stuck: set[int] = set()  # batches whose runs cannot be taken up
 
@@ -167,8 +167,8 @@ class Runs:
         devices = {key: storage.device for key, storage in found.items()}
         self._spill.put(f"{number}", {f"{a} {b}": as_bytes(storage) for (a, b), storage in found.items()})
         same = self._record is not None and self._record.log[: len(log)] == log  # then one will do for all batches
-        chances = torch.get_rng_state()
-        kept = None if torch.equal(chances, self.chances) else chances
+        chances = Chances.now()
+        kept = None if chances.equals(self.chances) else chances
         shared = self._record.log if same and self._record is not None else log
         self._places[number] = BatchProgress(0, len(log), shared, devices, kept)
 

@@ -14,6 +14,8 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from secateur.calibrate.sums import added
+
 _TIMES = (1, 10, 100, 1000)  # the ridges that are tried, as multiples of the least
 _OUTPUTS = 128  # about as many as tell which ridge is best
 _DOUBLE = 2**10  # columns up to which trials are in double precision
@@ -25,7 +27,7 @@ def _zero() -> Tensor:
 
 @dataclass
 class Moments:
-    """Second moments of inputs and targets, accumulated in double precision, on the CPU.
+    """Second moments of inputs and targets, accumulated in double precision, where the inputs are.
 
     >>> moments = Moments()
     >>> x = torch.tensor([[[0.0], [1.0], [2.0]]])
@@ -48,19 +50,15 @@ class Moments:
         x, y = x.to(precise), y.to(precise)
         self.rows += x.shape[1]
         ones = x.new_ones(1, x.shape[1])
-        self._sum("xx", squared(x) if xx is None else xx)
-        self._sum("xy", x.mT @ y)
-        self._sum("x", (ones @ x).squeeze(1))
-        self._sum("y", (ones @ y).squeeze(1))
-        self._sum("yy", torch.linalg.vector_norm(y, dim=1).double().square())
+        self.xx = added(self.xx, squared(x) if xx is None else xx)
+        self.xy = added(self.xy, x.mT @ y)
+        self.x = added(self.x, (ones @ x).squeeze(1))
+        self.y = added(self.y, (ones @ y).squeeze(1))
+        self.yy = added(self.yy, torch.linalg.vector_norm(y, dim=1).double().square())
 
-    def _sum(self, name: str, part: Tensor) -> None:
-        """In place: of a wide layer, a sum is large."""
-        known = getattr(self, name)
-        if known.shape == part.shape:
-            known += part.cpu()
-        else:
-            setattr(self, name, known + part.cpu())
+    def cpu(self) -> Moments:
+        """On the CPU, where they are solved."""
+        return Moments(self.rows, *(value.cpu() for name, value in vars(self).items() if name != "rows"))
 
     def __add__(self, other: Moments) -> Moments:
         if not other.rows:
@@ -142,6 +140,11 @@ class Folds:
     held: frozenset[int]
     halves: tuple[Moments, Moments] = field(default_factory=lambda: (Moments(), Moments()))
     back: Moments = field(default_factory=Moments)
+
+    def cpu(self) -> Folds:
+        """On the CPU, where they are solved."""
+        one, other = self.halves
+        return Folds(self.held, (one.cpu(), other.cpu()), self.back.cpu())
 
     def of(self, batch: int) -> Moments:
         """Where the rows of a batch belong."""

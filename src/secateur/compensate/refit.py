@@ -80,12 +80,12 @@ class Refit:
         """Take the statistics of a batch norm anew."""
         mean = self.tensors[name]
         var = self.tensors[self._found[1].variances[name]]
-        sums = torch.zeros(3, len(mean), dtype=torch.float64)  # how many, of the distances from the mean, of squares
+        sums = mean.new_zeros((3, len(mean)), dtype=torch.float64)  # how many, distances from the mean, their squares
 
         def take(data: Tensor) -> None:
             off = (data - mean.view([-1 if d == 1 else 1 for d in range(data.ndim)])).transpose(0, 1).flatten(1)
             off = off.double()
-            sums.add_(torch.stack([torch.full_like(off[:, 0], off.shape[1]), off.sum(1), off.square().sum(1)]).cpu())
+            sums.add_(torch.stack([torch.full_like(off[:, 0], off.shape[1]), off.sum(1), off.square().sum(1)]))
 
         for number in range(len(pairs.batches)):
             pairs.norm(name, number, take)
@@ -137,17 +137,18 @@ class Refit:
         if residual.norm is not None:
             scale = scale * self._norm_scale(residual.norm)
         for name in residual.scales:
-            scale = scale * self.tensors[name].detach().double().cpu()
+            scale = scale * self.tensors[name].detach().double()
         return torch.where(scale.abs() < _FAINT, torch.inf, scale)
 
     def _norm_scale(self, norm: Norm) -> Tensor:
         one = torch.ones((), dtype=torch.float64)
-        weight = one if norm.weight is None else self.tensors[norm.weight].detach().double().cpu()
-        var = one if norm.var is None else self.tensors[norm.var].double().cpu()
+        weight = one if norm.weight is None else self.tensors[norm.weight].detach().double()
+        var = one if norm.var is None else self.tensors[norm.var].double()
         return weight / (var + norm.eps).sqrt()
 
     def solve(self, folds: Folds, product: ParameterProduct | Slot) -> None:
         """Put the weight and shift into a product of the cut model that fit best, if they are better than its own."""
+        folds = folds.cpu()
         name, moments = product.name, folds.judge
         self._met.add(name)
         if not moments.rows:

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from secateur.calibrate import ParameterProduct, Watch, call
 from secateur.calibrate.data import each
+from secateur.calibrate.sums import added
 from secateur.errors import CalibrationError, SecateurWarning
 from secateur.importance.batches import blamed_on_batch, studied
 from secateur.importance.criterion import JointCriterion
@@ -139,20 +140,20 @@ class MeanSquares:
         folded = replace(product.of, data=_squares(product.of.data))
         every = folded.sample(sys.maxsize)
         for part in folded.rows(every):
-            self.squares_in = self.squares_in + part.sum(1)
+            self.squares_in = added(self.squares_in, part.sum(1))
             self.rows += part.shape[1] * len(product.of.data)
         for part in folded.outputs(_squares(out), every):
-            self.squares_out = self.squares_out + part.sum(1)
+            self.squares_out = added(self.squares_out, part.sum(1))
 
     @property
     def inputs(self) -> Tensor:
         """(groups, summed): the mean square of each input."""
-        return self.squares_in / self.rows
+        return self.squares_in.cpu() / self.rows
 
     @property
     def outputs(self) -> Tensor:
         """(groups, outputs): the mean square of each output."""
-        return self.squares_out / self.rows
+        return self.squares_out.cpu() / self.rows
 
 
 ByParameter = Mapping[int, list[MeanSquares]]  # by its id; one for each of its parts that is used by itself
@@ -163,7 +164,7 @@ def _squares(data: Tensor) -> Tensor:
     total = torch.zeros(1, *data.shape[1:], dtype=torch.float64, device=data.device)
     for part in data.split(max(1, _CHUNK * len(data) // max(1, data.numel()))):
         total += part.to(torch.promote_types(part.dtype, torch.float32)).square().sum(0, dtype=torch.float64)
-    return total.cpu()
+    return total
 
 
 def mean_squares(weights: Weights, batches: Any, what: str) -> ByParameter:
@@ -196,9 +197,10 @@ def _observed(model: nn.Module, batches: Any, what: str) -> ByParameter:
 
 
 def _check(found: Iterable[Mapping[Any, MeanSquares]], where: str) -> None:
-    for one in (one for parts in found for one in parts.values()):
-        if not (one.squares_in.isfinite().all() and one.squares_out.isfinite().all()):
-            raise CalibrationError(f"{where}: what the model computes is not finite: is the batch, are the weights?")
+    every = [one for parts in found for one in parts.values()]
+    sums = [part.sum() for one in every for part in (one.squares_in, one.squares_out)]
+    if sums and not bool(torch.stack([part.to(sums[0].device) for part in sums]).isfinite().all()):
+        raise CalibrationError(f"{where}: what the model computes is not finite: is the batch, are the weights?")
 
 
 def filled_in(

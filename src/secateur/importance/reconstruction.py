@@ -24,6 +24,7 @@ from secateur.calibrate import ParameterProduct, Runs, Watch, call, fisher_weigh
 from secateur.calibrate.data import taken
 from secateur.calibrate.products import Part
 from secateur.calibrate.structure import Structure, structure
+from secateur.calibrate.sums import added
 from secateur.errors import CalibrationError, SecateurWarning
 from secateur.importance.batches import blamed_on_batch, studied
 from secateur.importance.criterion import JointCriterion
@@ -121,8 +122,8 @@ class InputMoments:
         """Take in inputs as (groups, rows, summed)."""
         x = x.to(torch.promote_types(x.dtype, torch.float32))
         self.rows += x.shape[1]
-        self.xx = self.xx + (x.mT @ x if self.narrow else x.square().sum(1)).cpu()
-        self.x = self.x + x.sum(1).cpu()
+        self.xx = added(self.xx, x.mT @ x if self.narrow else x.square().sum(1))
+        self.x = added(self.x, x.sum(1))
 
     def summed(self, dim: int) -> Tensor | None:
         """(groups, summed): the index in a dimension of the parameter at each summed element, if that varies."""
@@ -256,6 +257,7 @@ class MomentStore:
         self._run(on_product, self._batches)
         for name, parts in found.items():
             for which, moments in parts.items():
+                moments.xx, moments.x = moments.xx.cpu(), moments.x.cpu()
                 if not bool(moments.xx.isfinite().all()):
                     raise CalibrationError(
                         f"Reconstruction: what {name} is multiplied with is not finite; are there NaN weights or data?"

@@ -25,7 +25,7 @@ from secateur.io.pieces import piece
 from secateur.io.shards import Shards, read_json, starts
 from secateur.io.tensors import State
 from secateur.planning.json import shown
-from secateur.state.patches import same_chances
+from secateur.state.chances import same_chances
 from secateur.state.twin import remade
 from secateur.tracing.constructor import without_weights
 

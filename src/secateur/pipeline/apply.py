@@ -21,6 +21,7 @@ from secateur.surgery import carry_out, check_fit
 from secateur.surgery.blocks import refuse_blocks, shortened
 from secateur.surgery.holders import check_alone, tell_holders, wrappers_follow
 from secateur.tracing import unwrap
+from secateur.tracing.examples import placed_with
 from secateur.verify.blocks import expected_without
 from secateur.verify.copies import copies_alike
 from secateur.verify.numbers import numbers_of, way_of
@@ -121,9 +122,8 @@ def _apply(
 
 def _shortened(inner: nn.Module, plan: Plan, optimizer: torch.optim.Optimizer | None, verify: bool) -> Plan:
     """Remove blocks, and compare with the model in which these hand on their input; what is left of the plan."""
-    examples = (plan.example, *plan.others) if verify else ()
-    proof = []
-    for example in examples:
+    proof: list[Proof] = []
+    for example in (placed_with(inner, each) for each in (plan.example, *plan.others) if verify):
         with suppress(VerifyError) if proof else nullcontext():  # that on other examples is as much as can be had
             proof.append(Proof(example, expected_without(inner, plan.removed.blocks, example)))
     left = shortened(inner, plan, optimizer)
@@ -161,8 +161,9 @@ def _narrowed(
 
 def _proof(model: nn.Module, plan: Plan) -> list[Proof]:
     """What the cut model must put out on the example, and on others that the full-size model takes."""
-    proof = [Proof(plan.example, expected(model, plan, plan.example))]
-    for example in plan.others:
+    first, *others = (placed_with(model, example) for example in (plan.example, *plan.others))
+    proof = [Proof(first, expected(model, plan, first))]
+    for example in others:
         with suppress(VerifyError):  # fake tensors have no values that could be out of range
             proof.append(Proof(example, expected(model, plan, example)))
     return proof

@@ -25,7 +25,7 @@ from typing import Any
 import numpy as np
 import torch
 import torch.distributed as dist
-from torch import nn
+from torch import Tensor, nn
 
 from secateur.distributed import meet, ranks
 from secateur.errors import FileError
@@ -35,6 +35,7 @@ from secateur.io.file import about, class_name
 from secateur.io.tensors import State
 from secateur.planning.json import parse, shown
 from secateur.schedule.rounds import Iteration, Round
+from secateur.state.chances import Chances
 
 VERSION = 1
 _STATE = "state.json"
@@ -193,7 +194,7 @@ def _round(number: int, macs: int, params: int, **floats: float | str) -> Round:
 
 
 def random_state() -> dict[str, Any]:
-    """The state of the global random generators (torch's on the CPU, NumPy's, Python's) as JSON data.
+    """The state of the global random generators (torch's on the CPU and the device, NumPy's, Python's) as JSON data.
 
     >>> before = random_state()
     >>> drawn = torch.rand(1), np.random.rand(), random.random()
@@ -205,11 +206,21 @@ def random_state() -> dict[str, Any]:
     if of_numpy["bit_generator"] != _NUMPY:
         raise FileError(f"NumPy's global generator is {of_numpy['bit_generator']}; a checkpoint can hold {_NUMPY} only")
     inner = {**of_numpy["state"], "key": of_numpy["state"]["key"].tolist()}
+    chances = Chances.now()
     return {
-        "torch": base64.b64encode(torch.get_rng_state().numpy().tobytes()).decode(),
+        "torch": _as_text(chances.cpu),
+        **({"device": [chances.device, *map(_as_text, chances.others)]} if chances.device else {}),
         "numpy": {**of_numpy, "state": inner},
         "python": random.getstate(),
     }
+
+
+def _as_text(state: Tensor) -> str:
+    return base64.b64encode(state.numpy().tobytes()).decode()
+
+
+def _from_text(text: str) -> Tensor:
+    return torch.tensor(list(base64.b64decode(text, validate=True)), dtype=torch.uint8)
 
 
 def set_random_state(state: Any) -> None:
@@ -223,8 +234,8 @@ def set_random_state(state: Any) -> None:
 
 
 def _set(state: Any) -> None:
-    of_torch = base64.b64decode(state["torch"], validate=True)
-    torch.set_rng_state(torch.tensor(list(of_torch), dtype=torch.uint8))
+    device, *others = state.get("device", [""])
+    Chances(_from_text(state["torch"]), device, tuple(map(_from_text, others))).restore()
     of_numpy = state["numpy"]
     key, pos = np.array(of_numpy["state"]["key"], np.uint32), of_numpy["state"]["pos"]
     if of_numpy["bit_generator"] != _NUMPY or key.shape != (_WORDS,) or pos not in range(_WORDS + 1):

@@ -96,7 +96,7 @@ class Solver:
     # one weight ---------------------------------------------------------------------------------------------------
 
     def _solve(self, product: ParameterProduct, moments: Moments) -> None:
-        weight = product.weight.detach().float().cpu()
+        moments, weight = moments.cpu(), product.weight.detach().float().cpu()
         problem = _problem(weight, moments, product.name)
         order = input_order(product)
         problem = problem if order is None else _ordered(problem, order[0])

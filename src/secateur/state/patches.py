@@ -1,14 +1,12 @@
 """Functions of other libraries, replaced for whoever asks: other threads go on with the originals."""
 
 import functools
-import random
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any
 
-import numpy as np
 import torch
 from torch import nn
 
@@ -88,18 +86,4 @@ OWN_ATTENTION: Patch = (nn.MultiheadAttention, "forward", forward(lambda _: None
 UNSCRIPTED: Patch = (ScriptFunction, "__call__", _run_source)  # TorchScript would hide what its sizes are made of
 
 
-@contextmanager
-def same_chances() -> Iterator[None]:
-    """The random state of torch, NumPy and Python afterwards as before."""
-    states = torch.get_rng_state(), np.random.get_state(), random.getstate()
-    devices = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else []
-    try:
-        yield
-    finally:
-        torch.set_rng_state(states[0])
-        np.random.set_state(states[1])
-        random.setstate(states[2])
-        torch.cuda.set_rng_state_all(devices)
-
-
-__all__ = ["OWN_ATTENTION", "Patch", "SLOW_ATTENTION", "UNSCRIPTED", "patched", "same_chances"]
+__all__ = ["OWN_ATTENTION", "Patch", "SLOW_ATTENTION", "UNSCRIPTED", "patched"]

@@ -16,7 +16,7 @@ from torch.nn.utils.parametrize import is_parametrized
 from secateur.errors import SecateurWarning
 from secateur.state.contents import put_contents
 from secateur.state.held import ATOMS, BARE, REGISTRIES, holder, native, slots
-from secateur.state.patches import same_chances
+from secateur.state.chances import same_chances
 
 _NOTHING: Any = ()  # what most of a module's containers hold
 

@@ -11,6 +11,7 @@ import torch
 from secateur.axes import Atom, Layout, free_atoms, size_after
 from secateur.planning.problem import CostModel
 from secateur.progress import progress
+from secateur.state.chances import same_chances
 from secateur.timing import surface as maths
 from secateur.timing.measure import sample
 from secateur.timing.replay import Arena, Variables, elements, key, prepared, signature, timed, variables, writes
@@ -63,7 +64,7 @@ class Clock:
                 kinds.setdefault(name, of)
                 layouts |= {key(layout): layout for layout in of.layouts}
                 uses[name, tuple(map(key, of.layouts))] += 1
-        with torch.no_grad(), torch.random.fork_rng():
+        with torch.no_grad(), same_chances():
             often = Counter(name for name, _ in uses.elements())
             surfaces = _timed(kinds, often, Arena(CostModel(graph).bytes({})))
         return Clock(

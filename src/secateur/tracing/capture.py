@@ -24,10 +24,10 @@ from secateur.errors import TraceError
 from secateur.ops.value import Value, bind, forget, known, layouts_of
 from secateur.sizes.size import Attr, Expr, Size, plain
 from secateur.state.held import ATOMS, Place, read
-from secateur.state.patches import same_chances
+from secateur.state.chances import same_chances
 from secateur.state.twin import run_apart
 from secateur.tracing.environment import laid_open
-from secateur.tracing.examples import arguments, handed_out, mapped, tensors_in
+from secateur.tracing.examples import arguments, device_of, handed_out, mapped, tensors_in
 from secateur.tracing.recorders import FunctionRecorder, OpRecorder
 from secateur.tracing.rehearsal import Numbers
 from secateur.tracing.tracer import Tracer
@@ -122,6 +122,7 @@ class _Recorded:
         self.tracer.sizes.listen(made)
         self.mode = FakeTensorMode(allow_non_fake_inputs=True) if fake else None
         self._calls, self._swapped, self._contrary = calls, swapped, contrary
+        self._device = device_of([call.example for call in calls])
         self._numbers: Numbers | None = None
         self._stand_ins: dict[int, Tensor] = {}
         self._real: list[Tensor] = []
@@ -231,7 +232,7 @@ class _Recorded:
     def _like(self, tensor: Tensor) -> Tensor:
         if self.mode is None:
             return tensor.detach().clone()
-        device = torch.device("cpu") if tensor.is_meta else tensor.device
+        device = self._device if tensor.is_meta else tensor.device
         if tensor.layout is not torch.strided:
             return self.mode.from_tensor(tensor.detach(), static_shapes=True)
         return FakeTensor(

@@ -190,6 +190,20 @@ def tensors_in(output: Any, depth: int = 0) -> Iterator[Tensor]:
             yield from tensors_in(value, depth + 1)
 
 
+def device_of(example: Any) -> torch.device:
+    """Where the tensors of an example are, so that those of a model without values can be thought to be there."""
+    return next((tensor.device for tensor in tensors_in(example) if not tensor.is_meta), torch.device("cpu"))
+
+
+def placed_with(model: nn.Module, example: Any) -> Any:
+    """An example on the device of a model; as it is where the model is on several, or has no values."""
+    devices = {parameter.device for parameter in model.parameters() if not parameter.is_meta}
+    if len(devices) != 1 or all(tensor.is_meta or tensor.device in devices for tensor in tensors_in(example)):
+        return example
+    (device,) = devices
+    return mapped(example, lambda tensor: tensor if tensor.is_meta else tensor.to(device))
+
+
 def handed_out(model: nn.Module, output: Any) -> Any:
     """What a model returns, without objects that it takes back: a cache, returned under the name of an argument."""
     taken = inspect.signature(model.forward).parameters

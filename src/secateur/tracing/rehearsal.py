@@ -30,11 +30,11 @@ from secateur.sizes.explain import Ear, Explainer, is_capture
 from secateur.sizes.size import Attr, Size
 from secateur.state.held import Place
 from secateur.state.leftovers import let_go
-from secateur.state.patches import same_chances
+from secateur.state.chances import same_chances
 from secateur.state.twin import run_apart
 from secateur.tracing.environment import laid_open
 from secateur.tracing.equations import Equations
-from secateur.tracing.examples import arguments, mapped, tensors_in
+from secateur.tracing.examples import arguments, device_of, mapped, tensors_in
 from secateur.tracing.widths import told_widths
 
 Number = int | float | complex
@@ -183,7 +183,7 @@ class _Trial:
         return self._made[id(value)]
 
     def _fake(self, tensor: Tensor, shape: Sequence[int]) -> Tensor:
-        device = torch.device("cpu") if tensor.is_meta else tensor.device
+        device = device_of(self._example) if tensor.is_meta else tensor.device
         fake = FakeTensor(self._mode, torch.empty(tuple(shape), dtype=tensor.dtype, device="meta"), device)
         self.fakes.append(weakref.ref(fake))
         return fake

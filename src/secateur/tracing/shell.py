@@ -22,7 +22,8 @@ from torch.overrides import TorchFunctionMode
 
 from secateur.errors import TraceError
 from secateur.state.held import Place, Walk
-from secateur.state.patches import patched, same_chances
+from secateur.state.chances import same_chances
+from secateur.state.patches import patched
 from secateur.tracing.constructor import Maker, without_weights
 
 _MOST = 2**28  # elements of a table

@@ -4,6 +4,7 @@ from torch import nn
 
 from secateur.errors import VerifyError
 from secateur.planning.plans import Plan
+from secateur.tracing.examples import placed_with
 from secateur.verify.numbers import numbers_of
 from secateur.verify.oracle import check, expected
 from secateur.verify.run import Values
@@ -18,6 +19,7 @@ def prove(
     """
     old, new = values
     for number, example in enumerate((plan.example, *plan.others) if plan.axes else ()):
+        example = placed_with(whole, example)
         try:
             want = expected(whole, plan, example, values=old)
         except VerifyError:

@@ -10,10 +10,11 @@ from torch import Tensor, nn
 from secateur.compat import OpOverload, TorchDispatchMode, draws, schema, shared, storage_id, tree_map, without_modes
 from secateur.ops.record import part
 from secateur.state.held import Place
-from secateur.state.patches import SLOW_ATTENTION, patched, same_chances
+from secateur.state.chances import same_chances
+from secateur.state.patches import SLOW_ATTENTION, patched
 from secateur.state.twin import run_apart
 from secateur.tracing.environment import uncached
-from secateur.tracing.examples import arguments, handed_out, mapped, tensors_in
+from secateur.tracing.examples import arguments, device_of, handed_out, mapped, tensors_in
 
 
 def raised(tensor: Tensor, dtype: torch.dtype) -> Tensor:
@@ -45,7 +46,7 @@ def outputs(
     late = values is not None or sum(parameter.numel() for parameter in model.parameters()) * 8 > _HELD
 
     def start() -> _Precise:
-        return _Precise(example, dtype, change, within, seen, _Late(dtype, change, values) if late else None)
+        return _Precise(example, dtype, change, within, seen, _Late(device_of(example), dtype, change, values) if late else None)
 
     return run_apart(model, start)
 
@@ -69,8 +70,15 @@ def _written(op: Any, args: Any, kwargs: Any) -> list[Any]:
 class _Late(TorchDispatchMode):
     """Parameters that take no memory, until an op reads one: it gets the stand-in, which is then gone."""
 
-    def __init__(self, dtype: torch.dtype, change: Callable[[str, Tensor], Tensor], values: Values | None) -> None:
+    def __init__(
+        self,
+        device: torch.device,
+        dtype: torch.dtype,
+        change: Callable[[str, Tensor], Tensor],
+        values: Values | None,
+    ) -> None:
         super().__init__()
+        self._device = device  # of parameters that have no values here
         self._dtype, self._changed, self._values = dtype, change, values
         self._places: dict[int, Tensor] = {}  # by the identity of a parameter: what is in its place
         self._known: dict[int, tuple[Tensor, list[str]]] = {}  # by the memory of that: the parameter, its names
@@ -79,7 +87,7 @@ class _Late(TorchDispatchMode):
     def place(self, parameter: Tensor, name: str) -> Tensor:
         """What takes the place of a parameter in a model, under each of its names: of its shape, but one number."""
         if id(parameter) not in self._places:
-            device = "cpu" if parameter.is_meta else parameter.device
+            device = self._device if parameter.is_meta else parameter.device
             one = raised(torch.zeros((), dtype=parameter.dtype, device=device), self._dtype)
             self._places[id(parameter)] = one.expand(parameter.shape)
             self._known[storage_id(one)] = parameter, []

@@ -1,0 +1,395 @@
+"""What is done on the pretend device and on the CPU alike; run as a program with the names of some jobs."""
+
+from __future__ import annotations
+
+import copy
+import json
+import sys
+import tempfile
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from pretend import counted, load
+from torch import Tensor, nn
+
+import secateur as sec
+from secateur import ao, prune
+from secateur.training import GMP, SparseTraining
+
+DEVICE = torch.device("privateuseone", 0)  # as torch calls it before it has a name
+JOBS: dict[str, Callable[[], None]] = {}
+
+
+def job(function: Callable[[], None]) -> Callable[[], None]:
+    JOBS[function.__name__] = function
+    return function
+
+
+class Images(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.norm = nn.Conv2d(3, 12, 3, padding=1), nn.BatchNorm2d(12)
+        self.second = nn.Conv2d(12, 12, 3, padding=1)
+        self.end = nn.Linear(12, 5)
+        self.register_buffer("offset", torch.rand(12, 1, 1), persistent=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = F.relu(self.norm(self.first(x)) + self.offset)
+        return self.end(F.relu(self.second(x) + x).mean((2, 3)))
+
+
+class Block(nn.Module):
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.heads = 2
+        self.before, self.between = nn.RMSNorm(width), nn.RMSNorm(width)
+        self.q, self.k, self.v, self.o = (nn.Linear(width, width, bias=False) for _ in range(4))
+        self.up, self.gate, self.down = nn.Linear(width, 24), nn.Linear(width, 24), nn.Linear(24, width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.before(x)
+        q, k, v = (layer(h).unflatten(2, (self.heads, -1)).transpose(1, 2) for layer in (self.q, self.k, self.v))
+        mixed = (q @ k.transpose(2, 3) / q.shape[3] ** 0.5).softmax(3) @ v
+        x = x + self.o(mixed.transpose(1, 2).flatten(2))
+        h = self.between(x)
+        return x + self.down(F.silu(self.gate(h)) * self.up(h))
+
+
+class Words(nn.Module):
+    def __init__(self, layers: int = 2) -> None:
+        super().__init__()
+        self.embed, self.blocks = nn.Embedding(20, 16), nn.ModuleList(Block(16) for _ in range(layers))
+        self.norm, self.end = nn.RMSNorm(16), nn.Linear(16, 20, bias=False)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        x = self.embed(ids)
+        for block in self.blocks:
+            x = block(x)
+        return self.end(self.norm(x))
+
+
+def images() -> nn.Module:
+    torch.manual_seed(1)
+    return Images().eval()
+
+
+def words(layers: int = 2) -> nn.Module:
+    torch.manual_seed(1)
+    return Words(layers).eval()
+
+
+def pictures(n: int = 2) -> list[Tensor]:
+    return [torch.randn(8, 3, 6, 6, generator=torch.Generator().manual_seed(i)) for i in range(n)]
+
+
+def texts(n: int = 2) -> list[Tensor]:
+    return [torch.randint(20, (4, 7), generator=torch.Generator().manual_seed(i)) for i in range(n)]
+
+
+def both(work: Callable[[torch.device], Any]) -> tuple[Any, Any]:
+    """What some work makes on the CPU, and on the device."""
+    found = []
+    for device in (torch.device("cpu"), DEVICE):
+        torch.manual_seed(0)
+        found.append(work(device))
+    return found[0], found[1]
+
+
+def same(one: nn.Module, other: nn.Module, tolerance: float = 1e-5) -> None:
+    """Two models, the first on the CPU and the second on the device, hold the same."""
+    ours, theirs = one.state_dict(), other.state_dict()
+    assert ours.keys() == theirs.keys()
+    for name, tensor in theirs.items():
+        assert tensor.device == DEVICE, name
+        assert tensor.dtype == ours[name].dtype, name
+        assert tensor.shape == ours[name].shape, name
+        torch.testing.assert_close(tensor.cpu(), ours[name], rtol=tolerance, atol=tolerance, msg=name)
+    assert all(buffer.device == DEVICE for buffer in other.buffers())
+
+
+def loss(model: nn.Module, batch: Tensor) -> Tensor:
+    return model(batch).square().mean()
+
+
+@job
+def refuses_mixed_devices() -> None:
+    x, y = torch.ones(2, device=DEVICE), torch.ones(2)
+    for mixed in (lambda: x + y, lambda: torch.cat([x, y]), lambda: F.linear(x, torch.ones(2, 2))):
+        try:
+            mixed()
+        except RuntimeError:
+            continue
+        raise AssertionError("two devices in one op")
+    with counted() as found:
+        float((x + 1).sum())
+        x.cpu()
+        x[x > 0]
+    assert found.waits == 3
+
+
+@job
+def every_criterion() -> None:
+    def planned(device: torch.device) -> list[Any]:
+        model, batches = images().to(device), [batch.to(device) for batch in pictures()]
+        data = [(batch, torch.arange(8, device=device) % 5) for batch in batches]
+
+        def error(model: nn.Module, batch: Any) -> Tensor:
+            return F.cross_entropy(model(batch[0]), batch[1])
+
+        graph = sec.trace(model, batches[0])
+        without = [sec.Magnitude(), sec.FPGM(), sec.Random(3), sec.LAMP(), sec.BNScale()]
+        inputs = [sec.Activation(batches), sec.Wanda(batches), sec.Reconstruction(batches)]
+        criteria = [*without, *inputs, sec.Taylor(data, error), sec.Hessian(data, error)]
+        return [sec.plan(graph, sec.Macs(0.5), importance=one).kept for one in criteria]
+
+    one, other = both(planned)
+    assert all(one)
+    assert one == other
+
+
+@job
+def cut_and_verified() -> None:
+    def cut(device: torch.device) -> tuple[nn.Module, Any]:
+        model, batch = words().to(device), texts()[0].to(device)
+        optimizer = torch.optim.AdamW(model.parameters())
+        loss(model, batch).backward()
+        optimizer.step()
+        sec.apply(model, sec.plan(sec.trace(model, batch), sec.Params(0.6)), optimizer=optimizer)
+        loss(model, batch).backward()
+        optimizer.step()
+        return model, model(batch)
+
+    (one, out), (other, there) = both(cut)
+    same(one, other, 1e-4)
+    torch.testing.assert_close(there.cpu(), out, rtol=1e-3, atol=1e-4)
+
+
+@job
+def half_precision() -> None:
+    for dtype in (torch.bfloat16, torch.float16):
+
+        def compressed(device: torch.device, dtype: torch.dtype = dtype) -> nn.Module:
+            model = words().to(device, dtype)
+            sec.compress(model, texts()[0].to(device), sec.Params(0.7), [b.to(device) for b in texts()], timed=False)
+            return model
+
+        one, other = both(compressed)
+        assert {parameter.dtype for parameter in other.parameters()} == {dtype}
+        same(one, other, 0.02)
+
+
+@job
+def plans_from_elsewhere() -> None:
+    plan = sec.plan(sec.trace(words(), texts()[0]), sec.Ratio(0.5))
+    one = sec.apply(words(), plan)
+    other = sec.apply(words().to(DEVICE), sec.Plan.from_json(plan.to_json()))
+    same(one, other, 0)
+    back = sec.plan(sec.trace(words().to(DEVICE), texts()[0].to(DEVICE)), sec.Ratio(0.5))
+    sec.apply(words(), back)  # a plan that was made on the device
+
+
+@job
+def without_values() -> None:
+    model = words().to("meta")
+    plan = sec.plan(sec.trace(model, texts()[0].to(DEVICE)), sec.Ratio(0.5), importance=sec.Random(0))
+    assert plan.kept == sec.plan(sec.trace(words(), texts()[0]), sec.Ratio(0.5), importance=sec.Random(0)).kept
+
+
+@job
+def compressed() -> None:
+    for make, data in ((images, pictures), (words, texts)):
+
+        def small(device: torch.device, make: Any = make, data: Any = data) -> tuple[nn.Module, Any]:
+            model, batches = make().to(device), [batch.to(device) for batch in data(3)]
+            report = sec.compress(model, batches[0], sec.Macs(0.6), batches)
+            return model, report.plan.kept
+
+        (one, kept), (other, there) = both(small)
+        assert kept == there
+        same(one, other, 1e-3)
+
+
+@job
+def host_rarely_waits() -> None:
+    def waits(layers: int, batches: int) -> int:
+        model, data = words(layers).to(DEVICE), [batch.to(DEVICE) for batch in texts(batches)]
+        with counted() as found:
+            sec.compress(model, data[0], sec.Params(0.7), data, timed=False)
+        return found.waits
+
+    print({(n, b): waits(n, b) for n in (2, 4) for b in (2, 4)}, file=sys.stderr)
+
+
+@job
+def few_kernels() -> None:
+    model = nn.Sequential(nn.Linear(1024, 2048), nn.ReLU(), nn.Linear(2048, 1024), nn.ReLU(), nn.Linear(1024, 8))
+    plan = sec.plan(sec.trace(model, torch.zeros(1, 1024)), sec.Ratio(0.5))
+    model.to(DEVICE)
+    with counted() as found:
+        sec.apply(model, plan, verify=False)
+    assert found.kernels < 12 * len(plan.kept), found.kernels
+    assert found.waits == 0
+
+
+@job
+def saved_and_loaded() -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        for device in (torch.device("cpu"), DEVICE):
+            model = images().to(device)
+            sec.apply(model, sec.plan(sec.trace(model, pictures()[0].to(device)), sec.Ratio(0.5)))
+            sec.save(model, Path(folder, f"{device.type}.safetensors"))
+        one = sec.load(Path(folder, "pretend.safetensors"), images())
+        same(one, sec.load(Path(folder, "cpu.safetensors"), images().to(DEVICE)), 0)
+
+
+@job
+def masks() -> None:
+    def masked(device: torch.device) -> nn.Module:
+        model = words().to(device)
+        layers = [layer for layer in model.modules() if isinstance(layer, nn.Linear)]
+        torch.manual_seed(0)
+        prune.global_unstructured([(layer, "weight") for layer in layers[:4]], prune.L1Unstructured, amount=0.4)
+        prune.l1_unstructured(layers[4], "weight", 0.3)
+        prune.random_unstructured(layers[5], "weight", 0.3)
+        prune.ln_structured(layers[6], "weight", 0.5, 2, 0)
+        torch.manual_seed(0)  # channels are drawn on the CPU
+        prune.random_structured(layers[7], "weight", 0.5, 1)
+        prune.l1_unstructured(layers[0], "weight", 0.2)
+        loss(model, texts()[0].to(device)).backward()
+        prune.remove(layers[0], "weight")
+        return model
+
+    same(*both(masked))
+
+
+@job
+def sparsifiers() -> None:
+    def stepped(device: torch.device) -> nn.Module:
+        model = nn.Sequential(nn.Linear(16, 16), nn.ReLU(), nn.Linear(16, 16), nn.ReLU(), nn.Linear(16, 4)).to(device)
+        sparsifier = ao.WeightNormSparsifier(0.5, (1, 4), 2)
+        sparsifier.prepare(model, [{"tensor_fqn": "0.weight"}, {"tensor_fqn": "2.weight"}])
+        sparsifier.step()
+        sparsifier.squash_mask()
+        pruner = ao.FPGMPruner(0.5)
+        pruner.prepare(model, [{"tensor_fqn": "0.weight"}])
+        pruner.enable_mask_update = True
+        pruner.step()
+        return pruner.prune()
+
+    same(*both(stepped))
+
+
+@job
+def zeros_in_one_shot() -> None:
+    for method in (sec.Magnitude(), sec.Wanda(), sec.RIA(), sec.SparseGPT(), sec.ADMM()):
+        for pattern in (sec.Unstructured(0.5), sec.NM(2, 4)):
+
+            def sparse(device: torch.device, method: Any = method, pattern: Any = pattern) -> nn.Module:
+                model, batches = words().to(device), [batch.to(device) for batch in texts()]
+                sec.sparsify(model, batches, pattern, method=method)
+                return model
+
+            same(*both(sparse), 1e-3)
+
+
+def _fit(model: nn.Module, batch: Tensor) -> None:
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    F.dropout(model(batch), 0.5).square().mean().backward()
+    optimizer.step()
+
+
+@job
+def rounds_that_are_taken_up() -> None:
+    def rounds(device: torch.device, folder: Path, stop: int | None = None, seed: int = 0) -> nn.Module:
+        model, batch = images().to(device), pictures()[0].to(device)
+        torch.manual_seed(seed)
+
+        def fit(model: nn.Module, step: int) -> None:
+            if step == stop:
+                raise KeyboardInterrupt
+            _fit(model, batch)
+
+        options = {"fit": fit, "evaluate": lambda _: 1.0, "schedule": sec.schedule.linear(3), "checkpoint": folder}
+        sec.iterate(model, batch, sec.Macs(0.5), **options)
+        return model
+
+    with tempfile.TemporaryDirectory() as folder:
+        one = rounds(torch.device("cpu"), Path(folder, "cpu"))
+        other = rounds(DEVICE, Path(folder, "device"))
+        same(one, other)
+        try:
+            rounds(DEVICE, Path(folder, "killed"), stop=2)
+        except KeyboardInterrupt:
+            resumed = rounds(DEVICE, Path(folder, "killed"), seed=7)
+        same(copy.deepcopy(other).cpu(), resumed, 0)
+
+
+@job
+def random_numbers_stay() -> None:
+    model, batch = images().to(DEVICE), pictures()[0].to(DEVICE)
+    model.norm.register_forward_hook(lambda _m, _i, out: F.dropout(out, 0.1))  # draws in eval mode, too
+    before = torch.ops.pretend.random_state(), torch.get_rng_state()
+    graph = sec.trace(model, batch)
+    plan = sec.plan(graph, sec.Ratio(0.5), importance=sec.Activation([batch]))
+    sec.apply(model, plan, verify=False)
+    assert torch.equal(before[0], torch.ops.pretend.random_state())
+    assert torch.equal(before[1], torch.get_rng_state())
+
+
+@job
+def training() -> None:
+    def trained(device: torch.device) -> nn.Module:
+        model, batches = images().to(device), [batch.to(device) for batch in pictures(8)]
+        teacher = copy.deepcopy(model)
+        graph = sec.trace(model, batches[0])
+        penalty = sec.Penalty(graph)
+        (loss(model, batches[0]) + penalty(model)).backward()
+        sec.apply(model, sec.plan(graph, sec.Ratio(0.25)))
+        sec.recover(model, teacher, batches, steps=4)
+        return model
+
+    one, other = both(trained)
+    assert {name: t.shape for name, t in one.state_dict().items()} == {n: t.shape for n, t in other.state_dict().items()}
+
+    def sparse(device: torch.device) -> nn.Module:
+        model, batches = images().to(device), [batch.to(device) for batch in pictures(8)]
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        SparseTraining(model, optimizer, GMP(0.5, end=6, every=2))
+        for batch in batches:
+            loss(model, batch).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        return model
+
+    same(*both(sparse))
+
+
+@job
+def others() -> None:
+    model, batches = words().to(DEVICE), [batch.to(DEVICE) for batch in texts()]
+    assert sec.macs(model, batches[0]) == sec.macs(words(), texts()[0])
+    sec.plan(sec.trace(model, batches[0]), sec.Latency(0.99))
+    found = sec.sweep(model, batches[0], lambda m: -float(loss(m, batches[0])), targets=[sec.Macs(0.8)], batches=batches)
+    assert found
+    graph = sec.trace(model, batches[0])
+    free = [rotation.axis for rotation in sec.rotations(graph) if rotation.free]
+    assert len(free) == len([rotation for rotation in sec.rotations(sec.trace(words(), texts()[0])) if rotation.free])
+    for axis in free:
+        sec.rotate(model, graph, axis, torch.linalg.qr(torch.randn(axis.size, axis.size))[0])
+
+
+if __name__ == "__main__":
+    load()
+    torch.set_num_threads(1)
+    result: dict[str, str] = {}
+    for name in sys.argv[2:] or JOBS:
+        try:
+            JOBS[name]()
+            result[name] = ""
+        except Exception:
+            result[name] = traceback.format_exc()
+        Path(sys.argv[1]).write_text(json.dumps(result))
