@@ -4,7 +4,7 @@ import pytest
 from processes import result, run
 
 KINDS = ("cuts", "learned", "gmp", "rigl", "set_", "srste")
-JOBS = [*KINDS, "wrapped_in_other_ways", "compressed_gradients", "average", "goes_on", "compiled", "failed_cut"]
+JOBS = [*KINDS, "wrapped_in_other_ways", "compressed_gradients", "average", "goes_on", "failed_cut"]
 
 
 @pytest.fixture(scope="module")
@@ -53,8 +53,9 @@ def test_going_on_from_a_file(two):
         assert same_log
 
 
-def test_a_compiled_wrapper(two):
-    first, second = two("compiled")
+@pytest.mark.slow
+def test_a_compiled_wrapper():
+    first, second = (result(rank, "compiled") for rank in run(2, ["compiled"]))
     assert first == second
     assert first[1] < 1e-5
 

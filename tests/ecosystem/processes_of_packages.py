@@ -109,7 +109,9 @@ def stopped_in_lightning(folder):
 
 def in_accelerate(kind, folder, precision="no"):
     from accelerate import Accelerator
+    from accelerate.state import AcceleratorState
 
+    AcceleratorState._reset_state()  # the precision is that of the process
     accelerator = Accelerator(cpu=True, gradient_accumulation_steps=2, mixed_precision=precision)
     rank, found = accelerator.process_index, {}
     for stopped in (False, True):

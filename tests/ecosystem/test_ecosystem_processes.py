@@ -23,12 +23,11 @@ def two(tmp_path_factory):
     return [json.loads((folder / rank).read_text()) for rank in "01"]
 
 
-KINDS = [
-    f"{loop} {kind}" for loop in ("transformers", "lightning", "accelerate") for kind in ("cuts", "learned", "masks")
-]
+LOOPS = ("transformers", "lightning", "accelerate")
+RUNS = [f"{loop} {kind}" for loop in LOOPS for kind in ("cuts", "learned", "masks")]
 
 
-@pytest.mark.parametrize("kind", [*KINDS, "accelerate cuts bf16"])
+@pytest.mark.parametrize("kind", [*RUNS, "lightning averages", "lightning floor", "accelerate bf16"])
 def test_both_processes_end_with_the_same_model(two, kind):
     (same, right), (others, _) = (rank[kind] for rank in two)
     assert same == others
