@@ -87,6 +87,7 @@ def test_experts_that_are_gone_are_those_that_are_never_chosen(which, tmp_path) 
     assert not torch.allclose(want, logits(model), atol=1e-3)
     sec.apply(model, plan)
     assert torch.allclose(logits(model), want, atol=1e-5)
+    assert plan.macs.after == sec.macs(model, WORDS) < plan.macs.before
     assert plan.params.after == sum(parameter.numel() for parameter in model.parameters())
     model.save_pretrained(tmp_path / "folder")
     assert torch.equal(logits(type(model).from_pretrained(tmp_path / "folder").eval()), logits(model))

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -24,6 +24,9 @@ from secateur.planning.depth import changed_numbers
 from secateur.planning.plans import Change
 from secateur.planning.removal import Removal
 from secateur.state.held import Place, is_number, named_tensors
+from secateur.state.twin import copied
+from secateur.surgery import carry_out
+from secateur.tracing import macs as count_macs
 from secateur.tracing.constructor import Maker
 from secateur.tracing.graph import Graph
 from secateur.tracing.makers import maker_of, with_fields
@@ -172,6 +175,9 @@ def _plan(graph: Graph, mixtures: Sequence[_Mixture], keep: int, kept: Any, load
         origin=None if known is None else Origin.of(known),
         routers=tuple(mixture.router.weight for mixture in mixtures),
     )
+    small = copied(model, lambda _: True)
+    carry_out(small, plan)
+    plan = replace(plan, macs=Change(macs, count_macs(small, graph.example)))
     return with_its_fields(graph, plan, maker, fewer, loadable)
 
 
