@@ -122,7 +122,7 @@ def _apply(
 def _shortened(inner: nn.Module, plan: Plan, optimizer: torch.optim.Optimizer | None, verify: bool) -> Plan:
     """Remove blocks, and compare with the model in which these hand on their input; what is left of the plan."""
     examples = (plan.example, *plan.others) if verify else ()
-    proof = []
+    proof: list[Proof] = []
     for example in examples:
         with suppress(VerifyError) if proof else nullcontext():  # that on other examples is as much as can be had
             proof.append(Proof(example, expected_without(inner, plan.removed.blocks, example)))
