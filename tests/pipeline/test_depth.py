@@ -120,7 +120,7 @@ def test_what_is_left_is_the_model_whose_blocks_hand_on_their_input(which, tmp_p
     want = without(model, names, example)
     assert not torch.allclose(want, outputs(model, example), atol=1e-3)
     before = sum(parameter.numel() for parameter in model.parameters())
-    graph = sec.trace(model, example, variants=which == "llama")
+    graph = sec.trace(model, example, variants=False)
     plan = sec.plan_depth(graph, names, loadable=True)
     assert dict(plan.fields) == fields
     assert sec.Plan.from_json(plan.to_json()) == plan
@@ -142,12 +142,15 @@ def test_what_is_left_is_the_model_whose_blocks_hand_on_their_input(which, tmp_p
 def test_generation_with_a_cache_goes_on(which, tmp_path) -> None:
     build, example, names, _ = MODELS[which]
     model = made(build)
-    sec.apply(model, sec.plan_depth(sec.trace(model, example, variants=False), names))
+    plan = sec.plan_depth(sec.trace(model, example, variants=False), names)
+    sec.apply(model, plan)
     how = {"max_new_tokens": 6, "do_sample": False, "pad_token_id": 0, "eos_token_id": None}
     fast, slow = (model.generate(WORDS, use_cache=cache, **how) for cache in (True, False))
     assert torch.equal(fast, slow)
     model.save_pretrained(tmp_path)
     assert torch.equal(AutoModelForCausalLM.from_pretrained(tmp_path).generate(WORDS, **how), fast)
+    with pytest.raises(sec.FileError, match="widths only"):
+        sec.cut_checkpoint(tmp_path, plan, tmp_path / "out")
 
 
 def test_blocks_are_found_and_others_say_why_not() -> None:
@@ -328,14 +331,25 @@ def test_what_would_come_out_wrong_is_refused_and_nothing_has_changed(kind) -> N
     assert torch.equal(outputs(net, x), want)
 
 
-def test_a_scale_made_of_the_index_is_refused() -> None:
+def test_a_scale_made_of_the_index_stays_so_no_constructor_builds_it(tmp_path) -> None:
     config = {"n_layer": 3, "n_embd": 16, "n_head": 2, "vocab_size": 31, "n_positions": 32}
-    model = made(lambda: GPT2LMHeadModel(GPT2Config(scale_attn_by_inverse_layer_idx=True, **config)))
-    example = MODELS["gpt2"][1]
-    want = outputs(model, example)
-    with pytest.raises(sec.VerifyError, match="differs"):
-        sec.apply(model, sec.plan_depth(sec.trace(model, example, variants=False), ["transformer.h.0"]))
-    assert torch.equal(outputs(model, example), want)
+
+    def build():
+        return GPT2LMHeadModel(GPT2Config(scale_attn_by_inverse_layer_idx=True, **config))
+
+    model, example = made(build), MODELS["gpt2"][1]
+    graph = sec.trace(model, example, variants=False)
+    with pytest.raises(sec.PlanError, match="scal"):
+        sec.plan_depth(graph, ["transformer.h.0"], loadable=True)
+    want = without(model, ["transformer.h.0"], example)
+    plan = sec.plan_depth(graph, ["transformer.h.0"])
+    assert not plan.loadable
+    sec.apply(model, plan)
+    assert torch.allclose(outputs(model, example), want, atol=1e-5)
+    model.save_pretrained(tmp_path)
+    with pytest.raises(Exception, match="was cut with Secateur"):
+        GPT2LMHeadModel.from_pretrained(tmp_path)
+    assert torch.equal(outputs(sec.load(tmp_path, made(build, 1)), example), outputs(model, example))
 
 
 def test_a_constructor_of_ones_own_builds_what_is_left() -> None:

@@ -28,12 +28,7 @@ def mixtral():
 
 
 def qwen():
-    more = {
-        "num_experts": 6,
-        "num_experts_per_tok": 2,
-        "moe_intermediate_size": 8,
-        "shared_expert_intermediate_size": 8,
-    }
+    more = {"num_experts": 6, "num_experts_per_tok": 2, "shared_expert_intermediate_size": 8}
     return Qwen2MoeForCausalLM(Qwen2MoeConfig(moe_intermediate_size=8, **more, **SMALL))
 
 
@@ -92,6 +87,7 @@ def test_experts_that_are_gone_are_those_that_are_never_chosen(which, tmp_path) 
     assert not torch.allclose(want, logits(model), atol=1e-3)
     sec.apply(model, plan)
     assert torch.allclose(logits(model), want, atol=1e-5)
+    assert plan.macs.after == sec.macs(model, WORDS) < plan.macs.before
     assert plan.params.after == sum(parameter.numel() for parameter in model.parameters())
     model.save_pretrained(tmp_path / "folder")
     assert torch.equal(logits(type(model).from_pretrained(tmp_path / "folder").eval()), logits(model))
@@ -106,7 +102,7 @@ class Mixture(nn.Module):
         super().__init__()
         self.n_experts = 5
         self.gate, self.up = nn.Linear(4, 5), nn.Parameter(torch.randn(5, 3, 4))
-        self.gate.bias.data = torch.tensor([0.0, 9.0, 0.0, 9.0, 0.0])
+        self.gate.bias.data = torch.tensor([0.0, 30.0, 0.0, 30.0, 0.0])
         self.down = nn.Parameter(torch.randn(5, 4, 3))
         self.plain = nn.Linear(4, 5)  # as wide as there are experts
 

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -24,6 +25,9 @@ from secateur.planning.depth import changed_numbers
 from secateur.planning.plans import Change
 from secateur.planning.removal import Removal
 from secateur.state.held import Place, is_number, named_tensors
+from secateur.state.twin import copied
+from secateur.surgery import carry_out
+from secateur.tracing import macs as count_macs
 from secateur.tracing.constructor import Maker
 from secateur.tracing.graph import Graph
 from secateur.tracing.makers import maker_of, with_fields
@@ -74,7 +78,7 @@ def plan_experts(graph: Graph, keep: int, batches: Any, *, loadable: bool = Fals
                 f"that many at least can be kept, not {keep!r:.80}"
             )
     used = _used(graph, mixtures, batches)
-    kept = {}
+    kept: dict[str, dict[int, tuple[int, ...]]] = {}
     for mixture in mixtures:
         most = used[mixture.router.weight].argsort(descending=True, stable=True)[:keep]
         stay = tuple(most.sort().values.tolist())
@@ -172,6 +176,9 @@ def _plan(graph: Graph, mixtures: Sequence[_Mixture], keep: int, kept: Any, load
         origin=None if known is None else Origin.of(known),
         routers=tuple(mixture.router.weight for mixture in mixtures),
     )
+    small = copied(model, lambda _: True)
+    carry_out(small, plan)
+    plan = replace(plan, macs=Change(macs, count_macs(small, graph.example)))
     return with_its_fields(graph, plan, maker, fewer, loadable)
 
 
@@ -181,14 +188,17 @@ def _built(
     """The call with another number of experts that makes what is left."""
     for place, value in maker.fields().items():
         if is_number(value) and {value} == experts:
-            arguments = maker.changed(lambda at, value, place=place: keep if at == place else value)
-            fewer = Maker(maker.function, arguments)
+            fewer = Maker(maker.function, maker.changed(partial(_replaced, {place: keep})))
             try:
                 built = fewer.build({})
             except Exception:  # any code of the user's may run here
                 continue
             if {name: tuple(tensor.shape) for name, tensor in named_tensors(built)} == left:
                 yield fewer, built
+
+
+def _replaced(new: Mapping[Place, int], place: Place, value: float) -> float:
+    return new.get(place, value)
 
 
 def _told(model: nn.Module, mixtures: Sequence[_Mixture], keep: int) -> Iterator[tuple[Place, int, int]]:

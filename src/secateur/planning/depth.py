@@ -113,10 +113,10 @@ def _lists(model: nn.Module, base: nn.Module, built: nn.Module, removed: Removal
     before, after, mine = _lists_in(base), _lists_in(built), _lists_in(model)
     for place, now in after.items():
         old = Place(removed.before(place.owner), place.path)
-        was = before.get(old)
+        was = before.get(old, ())
         for _, size, stay in _entries(model, removed):
-            same = was is not None and len(was) == size and mine.get(old) == was
-            if same and size != len(now) and list(now) == [was[i] for i in stay]:
+            same = len(was) == size != len(now) and mine.get(old) == was
+            if same and list(now) == [was[i] for i in stay]:
                 yield old, tuple(stay)
                 break
 

@@ -204,7 +204,7 @@ def _judged(call: _Call, out: Any) -> Passing:
         ways.append(way)
     if entries is not out:
         return Passing(ways[0])
-    kind = type(out)
+    kind: Any = type(out)
     return Passing(lambda given: kind(way(given) for way in ways))
 
 

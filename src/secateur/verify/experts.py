@@ -19,6 +19,7 @@ from secateur.tracing.examples import tensors_in
 
 aten = torch.ops.aten
 _PRODUCTS = frozenset((aten.mm.default, aten.addmm.default, aten.bmm.default, aten.linear.default, aten.matmul.default))
+_COPIES = frozenset((aten._to_copy.default, aten.clone.default))
 
 
 @dataclass(frozen=True)
@@ -44,12 +45,13 @@ class Stored:
             self._held.append(tensor)
         return tensor
 
-    def read(self, op: Any, args: Sequence[Any]) -> str | None:
-        """The tensor that a product of data with one of the model's reads."""
-        if op not in _PRODUCTS:
-            return None
-        given = [storage_id(a) for a in args if isinstance(a, Tensor) and a.ndim > 1]
-        return next((self._names[key] for key in given if key in self._names), None)
+    def read(self, op: Any, args: Sequence[Any], out: Any) -> str | None:
+        """The tensor that a product of data with one of the model's reads; what casts one is followed."""
+        given = [storage_id(a) for a in args if isinstance(a, Tensor) and a.ndim > 1 and a.layout is torch.strided]
+        name = next((self._names[key] for key in given if key in self._names), None)
+        if name is not None and op in _COPIES:
+            self.note(name, out)
+        return name if op in _PRODUCTS else None
 
 
 class Routed(TorchDispatchMode):
@@ -63,7 +65,7 @@ class Routed(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, _types: Any, args: Any = (), kwargs: Any = None) -> Any:
         out = func(*args, **(kwargs or {}))
-        weight = self._stored.read(func, args)
+        weight = self._stored.read(func, args, out)
         scored = next((self._scores[id(t)] for t in tensors_in((args, kwargs or {})) if id(t) in self._scores), None)
         if weight is not None:
             scored = weight, out.shape[-1]
@@ -89,7 +91,7 @@ class Closed(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, _types: Any, args: Any = (), kwargs: Any = None) -> Any:
         out = func(*args, **(kwargs or {}))
-        stay = self._stay.get(self._stored.read(func, args) or "")
+        stay = self._stay.get(self._stored.read(func, args, out) or "")
         if stay is None:
             return out
         gone = torch.ones(out.shape[-1], dtype=torch.bool, device=out.device)
