@@ -34,7 +34,9 @@ def test_close_to_the_best_of_all_choices() -> None:
         kept = [[0.0, *own.sort(descending=True).values.cumsum(0).tolist()] for own in scores.values()]
         ladders = [ladder(axis, scores[axis], 1, 1) for axis in graph.axes]
         assert allocate(ladders, [Limit("Macs", cost, floor - 1)]) is None
-        counts = allocate(ladders, [Limit("Macs", cost, limit)])
+        found = allocate(ladders, [Limit("Macs", cost, limit)])
+        assert found is not None
+        counts = found.counts
         assert cost(counts) <= limit
         fitting = [one for one, price in zip(choices, costs, strict=True) if price <= limit]
         best = max(sum(own[n] for own, n in zip(kept, one, strict=True)) for one in fitting)

@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import transformers
@@ -246,6 +247,7 @@ def test_timm_models_are_built_by_create_model() -> None:
     )
     plan = sec.plan(sec.trace(model, image, make=make), sec.Params(0.75), loadable=True)
     assert plan.fields
+    assert plan.params.after > 0.7 * plan.params.before  # a head less would be a third of the width
     sec.apply(model, plan)
     fresh = timm.create_model(name, **{"img_size": 32, "depth": 2, "num_classes": 5, **plan.fields}).eval()
     fresh.load_state_dict(model.state_dict())
@@ -296,3 +298,74 @@ def test_a_budget_out_of_reach_names_what_the_constructor_keeps() -> None:
     graph = sec.trace(Fixed(), torch.zeros(1, 8), make=functools.partial(Fixed, width=16))
     with pytest.raises(sec.PlanError, match=r"cannot be reached.*whatever its arguments"):
         sec.plan(graph, sec.Params(0.5), loadable=True)
+
+
+class Shortcut(nn.Module):
+    """A block has a shortcut where its widths are the same."""
+
+    def __init__(self, width: int = 12, inner: int = 8, *, counted: bool = True) -> None:
+        super().__init__()
+        self.begin, self.block, self.end = nn.Linear(4, width), nn.Linear(width, inner), nn.Linear(inner, 4)
+        self.shortcut = width == inner if counted else len(range(width)) == len(range(inner))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.begin(x)
+        return self.end(x + self.block(x) if self.shortcut else self.block(x))
+
+
+@pytest.mark.parametrize("counted", [True, False])
+def test_sizes_with_which_the_constructor_would_take_another_way(counted: bool) -> None:
+    net = Shortcut(counted=counted)
+    make = functools.partial(Shortcut, width=12, inner=8, counted=counted)
+    graph = sec.trace(net, torch.zeros(1, 4), make=make)
+    for share in (0.8, 0.6, 0.5):
+        plan = sec.plan(graph, sec.Params(share), loadable=True)
+        assert {"width": 12, "inner": 8, **plan.fields}["width"] != {"inner": 8, **plan.fields}["inner"]
+    sec.apply(net, plan)
+    fresh = Shortcut(**{**make.keywords, **plan.fields})
+    fresh.load_state_dict(net.state_dict())
+    x = torch.randn(5, 4)
+    assert torch.equal(fresh(x), net(x))
+
+
+class Plain(nn.Module):
+    def __init__(self, width: int = 16) -> None:
+        super().__init__()
+        self.begin, self.end = nn.Linear(8, width), nn.Linear(width, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.end(torch.relu(self.begin(x)))
+
+
+class Unread(Plain):
+    def __init__(self, width: int = 16) -> None:
+        super().__init__(width)
+        self.unused = width**-0.5
+
+
+class InFile(Plain):
+    def __init__(self, width: int = 16) -> None:
+        super().__init__(width)
+        self.register_buffer("shift", torch.from_numpy(np.arange(width).astype(np.float32)))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.end(torch.relu(self.begin(x) + self.shift))
+
+
+class Trying(Plain):
+    def __init__(self, width: int = 16) -> None:
+        super().__init__(width)
+        self.end = nn.Linear(self.begin(torch.zeros(1, 8)).shape[-1], 3)  # it runs layers to see what they put out
+
+
+@pytest.mark.parametrize("kind", [Unread, InFile, Trying])
+def test_what_keeps_no_constructor_from_building_it(kind: Any) -> None:
+    net = kind()
+    graph = sec.trace(net, torch.zeros(1, 8), make=functools.partial(kind, width=16))
+    plan = sec.plan(graph, {"begin": 0.5}, loadable=True)
+    assert plan.fields["width"] == 8
+    sec.apply(net, plan)
+    fresh = kind(width=8)
+    fresh.load_state_dict(net.state_dict())
+    x = torch.randn(5, 8)
+    assert torch.equal(fresh(x), net(x))

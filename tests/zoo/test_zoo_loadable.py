@@ -31,7 +31,7 @@ def opener() -> Iterator[Opener]:
     one.close()
 
 
-SOME = ("transformers mpnet", "transformers xlnet", "transformers bloom")
+SOME = ("transformers mpnet", "transformers xlnet", "transformers bloom", "timm test_efficientnet")
 
 
 @pytest.mark.parametrize(

@@ -300,16 +300,11 @@ def _comparison(symbol: str) -> Callable[[Size, Any], Any]:
     compute = COMPARISONS[symbol]
 
     def method(self: Size, other: Any) -> Any:
-        if isinstance(other, float) and isinstance(other, Remembering):
+        if isinstance(other, float) and (isinstance(other, Remembering) or math.isfinite(other)):
             outcome = compute(plain(self), float(other))
             if self.listener is not None:
-                self.listener.on_comparison(symbol, self.expr, other.expr, outcome)
+                self.listener.on_comparison(symbol, self.expr, expr_of(other), outcome)
             return outcome
-        if isinstance(other, float) and math.isfinite(other) and symbol not in ("==", "!="):
-            whole = math.floor(other)
-            if other == whole:
-                return method(self, whole)
-            return self > whole if symbol[0] == ">" else self <= whole  # > 8.5 and >= 8.5 are > 8
         if not isinstance(other, int):
             return getattr(int, DUNDER[symbol])(self, other)
         outcome = compute(plain(self), plain(other))

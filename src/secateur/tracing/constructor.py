@@ -284,7 +284,8 @@ def _result(built: nn.Module, tracer: Tracer, fields: Mapping[Place, float]) -> 
         layouts = value.dims if value is not None else [Atom(n, "made elsewhere") for n in tensor.shape]
         dims[name] = tuple(Sized(plain(layout.size), *_expression(layout, given)) for layout in layouts)
     constraints = [Constraint(c.symbol, c.left, c.right, c.outcome, c.where) for c in sizes.comparisons]
-    free = [c for c in constraints if not _speaks_of_axes(c.left) and not _speaks_of_axes(c.right)]
+    alike = [c for c in constraints if c.symbol in ("==", "!=")]  # what only rounds or limits is found by building
+    free = [c for c in alike if not any(map(_is_vague, (c.left, c.right)))]
     held = {place: value for place, value in numbers_in(built).items() if isinstance(value, Remembering)}
     whole = {place: value.expr for place, value in held.items() if isinstance(value, int)}
     scales = {place: v.expr for place, v in held.items() if isinstance(v, float) and not isinstance(v.expr, Attr)}
@@ -303,6 +304,11 @@ def _expression(layout: Layout, given: Mapping[Layout, tuple[Expr, str]]) -> tup
     for expr, _ in others:
         first = Op(symbol, first, expr)
     return first, where
+
+
+def _is_vague(expr: Expr) -> bool:
+    """Whether it is not known what a side of a comparison is made of: `0.9 * size` is a float without memory."""
+    return _speaks_of_axes(expr) or (isinstance(expr, Lit) and isinstance(expr.value, float))
 
 
 def _speaks_of_axes(expr: Expr) -> bool:

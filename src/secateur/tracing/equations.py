@@ -242,7 +242,7 @@ class Equations:
         tries += [{atom: rng.randint(1, atom.size) for atom in atoms} for _ in range(6)]
         tries += [{atom: atom.size - 1} for atom in atoms[:8]]
         literals = {p.value for e in (constraint.left, constraint.right) for p in parts(e) if isinstance(p, Lit)}
-        near = {int(n) + d for n in literals for d in (-1, 0, 1)}
+        near = {int(n) + d for n in literals if math.isfinite(n) for d in (-1, 0, 1)}
         tries += [{atom: n} for atom in atoms[:8] for n in near if 0 < n < atom.size]
         return all(self.holds(constraint, counts) for counts in tries)
 
