@@ -6,7 +6,6 @@ import copy
 import json
 import sys
 import tempfile
-import time
 import traceback
 from collections.abc import Callable
 from functools import partial
@@ -221,17 +220,18 @@ def compressed() -> None:
 
 @job
 def host_rarely_waits() -> None:
+    """How often per batch does not depend on the number of layers."""
+
     def waits(layers: int, batches: int) -> int:
-        model, data = words(layers).to(DEVICE), [batch.to(DEVICE) for batch in texts(batches)]
-        example = data[0]
-        plan = sec.plan(sec.trace(model, example), sec.Ratio(0.25))
+        hidden = [part for _ in range(layers) for part in (nn.Linear(16, 16), nn.ReLU())]
+        model = nn.Sequential(nn.Embedding(20, 16), *hidden, nn.Linear(16, 4)).to(DEVICE)
+        data = [batch.to(DEVICE) for batch in texts(batches)]
         with counted() as found:
-            sec.plan(sec.trace(model, example), sec.Ratio(0.25), importance=sec.Reconstruction(data))
-            sec.apply(model, plan, compensate=sec.LeastSquares(data), verify=False)
+            sec.compress(model, data[0], sec.Params(0.7), data, timed=False)
         return found.waits
 
     per_batch = [(waits(layers, 7) - waits(layers, 4)) / 3 for layers in (2, 4)]
-    assert per_batch[0] == per_batch[1] <= 4, per_batch
+    assert per_batch == [1, 1], per_batch
 
 
 @job
@@ -399,11 +399,9 @@ if __name__ == "__main__":
     torch.set_num_threads(1)
     result: dict[str, str] = {}
     for name in sys.argv[2:] or JOBS:
-        begun = time.perf_counter()
         try:
             JOBS[name]()
             result[name] = ""
         except Exception:
             result[name] = traceback.format_exc()
-        print(f"{name} {time.perf_counter() - begun:.1f} s {time.process_time():.1f}", flush=True)
         Path(sys.argv[1]).write_text(json.dumps(result))
