@@ -364,7 +364,9 @@ def training() -> None:
         return model
 
     one, other = both(trained)
-    assert {name: t.shape for name, t in one.state_dict().items()} == {n: t.shape for n, t in other.state_dict().items()}
+    assert {name: t.shape for name, t in one.state_dict().items()} == {
+        n: t.shape for n, t in other.state_dict().items()
+    }
 
     def sparse(device: torch.device) -> nn.Module:
         model, batches = images().to(device), [batch.to(device) for batch in pictures(8)]

@@ -1,8 +1,9 @@
 """A rank of a process group: what is named on the command line, one after the other."""
 
+import masking
 import replicas
 import sharding
 from processes import work
 
 if __name__ == "__main__":
-    work({**vars(replicas), **vars(sharding)})
+    work({**vars(replicas), **vars(sharding), **vars(masking)})
