@@ -51,6 +51,7 @@ def stepped(make, shard, mask, finish):
     shard(model)
     out(model, BATCHES[0])  # leaves the root of FSDP2 with whole parameters
     kept = mask(model)
+    reshard(model)
     train(model, torch.optim.SGD(model.parameters(), lr=0.01), BATCHES)
     found = [out(model, BATCHES[0]), out(model, BATCHES[0])]
     reshard(model)
