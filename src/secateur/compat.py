@@ -318,7 +318,7 @@ def sharding_states() -> Any:
 
 
 def sharded_places() -> Iterator[tuple[nn.Module, Any]]:
-    """Modules that `fully_shard` was applied to, with the `module` and `param_name` of each parameter that it manages."""
+    """Modules that `fully_shard` was applied to, with `module` and `param_name` of each parameter that it manages."""
     if fsdp_module() is None:
         return
     with _needed("to find the parameters that fully_shard manages"):
