@@ -324,7 +324,7 @@ def sharded_places() -> Iterator[tuple[nn.Module, Any]]:
     with _needed("to find the parameters that fully_shard manages"):
         for module, reference in list(sharding_states().items()):
             state = reference()
-            groups = getattr(state, "_fsdp_param_groups", None) or [state._fsdp_param_group]
+            groups = getattr(state, "_fsdp_param_groups", None) or [getattr(state, "_fsdp_param_group", None)]
             yield from ((module, param._module_info) for group in groups if group for param in group.fsdp_params)
 
 
