@@ -7,7 +7,7 @@ torch lacks is replaced by what does the same, or the import fails with a messag
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import cache
 from types import FunctionType, TracebackType
 from typing import Any, Literal
@@ -343,6 +343,17 @@ def lay_out_anew(wrapper: nn.parallel.DistributedDataParallel) -> None:
             wrapper.register_comm_hook(its, hook)
 
 
+def sharded_places() -> Iterator[tuple[nn.Module, Any]]:
+    """Modules that `fully_shard` was applied to, with `module` and `param_name` of each parameter that it manages."""
+    if fsdp_module() is None:
+        return
+    with _needed("to find the parameters that fully_shard manages"):
+        for module, reference in list(sharding_states().items()):
+            state = reference()
+            groups = getattr(state, "_fsdp_param_groups", None) or [getattr(state, "_fsdp_param_group", None)]
+            yield from ((module, param._module_info) for group in groups if group for param in group.fsdp_params)
+
+
 __all__ = ["AttentionOutput", "BatchNorm", "Convolution", "FAKE_LOGGER", "FUNCTION_HOMES", "FakeTensor"]
 __all__ += ["FakeTensorMode", "Missing", "OpOverload", "OpOverloadPacket", "ScriptFunction", "StorageWeakRef"]
 __all__ += ["TESTED", "TorchDispatchMode", "TorchFunctionMode", "TransposedConvolution", "aten", "draws"]
@@ -350,4 +361,5 @@ __all__ += ["is_compiled", "is_functorch_wrapped", "is_lazy", "is_lazy_clone", "
 __all__ += ["missing", "reads_out", "redispatch_function", "schema", "script_source", "shared", "storage_id"]
 __all__ += ["strong_storage", "takes_sizes", "transform_level", "tree_leaves", "tree_map", "uncompiled", "version"]
 __all__ += ["without_modes", "without_torch_function"]
-__all__ += ["bound_to_shapes", "default_store", "dtensor", "fsdp1", "fsdp_module", "lay_out_anew", "sharding_states"]
+__all__ += ["bound_to_shapes", "default_store", "dtensor", "fsdp1", "fsdp_module", "lay_out_anew", "sharded_places"]
+__all__ += ["sharding_states"]

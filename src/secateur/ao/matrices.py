@@ -12,6 +12,7 @@ from secateur.ao.config import Group, sparsity_level
 from secateur.ao.errors import SparsifierNotImplementedError, SparsifierValueError
 from secateur.ao.parametrization import mask_of
 from secateur.ao.sparsifier import BaseSparsifier
+from secateur.distributed import whole
 
 BlockShape = tuple[int, int]
 _NORMS: dict[int, Callable[[Tensor], Tensor]] = {1: torch.abs, 2: torch.square}
@@ -89,7 +90,7 @@ class WeightNormSparsifier(_MatrixSparsifier):
         if sparsity_level <= 0 or zeros_per_block == 0:
             mask.fill_(1)
             return
-        score = self.norm_fn(getattr(module, tensor_name))
+        score = self.norm_fn(whole(getattr(module, tensor_name)))
         keep = block_mask(score, float(sparsity_level), sparse_block_shape)
         if zeros_per_block < math.prod(sparse_block_shape):
             keep |= entry_mask(score, sparse_block_shape, zeros_per_block)

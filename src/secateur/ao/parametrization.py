@@ -9,6 +9,7 @@ from torch.nn.utils.parametrize import is_parametrized
 
 from secateur.ao.errors import SparsifierAssertionError, SparsifierAttributeError, SparsifierTypeError
 from secateur.compat import AttentionOutput
+from secateur.distributed import spread_like
 
 
 class _Mask(nn.Module):
@@ -46,7 +47,7 @@ class FakeSparsity(_Mask):
     """
 
     def forward(self, x: Tensor) -> Tensor:
-        return self._fitting(x.shape, x, "a mask of the tensor's shape") * x
+        return spread_like(self._fitting(x.shape, x, "a mask of the tensor's shape"), x) * x
 
 
 class FakeStructuredSparsity(_Mask):

@@ -23,6 +23,8 @@ from secateur.ao.errors import (
 )
 from secateur.ao.gates import suffixes
 from secateur.ao.parametrization import FakeSparsity, find_mask
+from secateur.compat import dtensor
+from secateur.distributed import at_rest, moved
 from secateur.state.transaction import transaction
 
 _NOT_SAVED = frozenset({"module", "module_fqn", "tensor_name"})
@@ -178,6 +180,7 @@ class BaseSparsifier(_Hooks, abc.ABC):
                 self._check(group)
             for group in groups:
                 self.state[group["tensor_fqn"]] = TensorState(mask=self._attach(group))
+            self._tell()
 
     def _check_free(self, groups: list[Group]) -> None:
         names = {group["tensor_fqn"] for group in groups}
@@ -189,11 +192,14 @@ class BaseSparsifier(_Hooks, abc.ABC):
                 )
 
     def _first_mask(self, tensor: Tensor) -> Tensor:
+        if isinstance(tensor, dtensor() or ()):  # spread over ranks: its mask is whole on each
+            return torch.ones(tensor.shape, dtype=tensor.dtype, device=tensor.device)
         return torch.ones_like(tensor, requires_grad=False)
 
     def _attach(self, group: Group, mask: Tensor | None = None) -> Tensor:
         """Put a mask on the group's tensor; returns it."""
         module, name, fqn = group["module"], group["tensor_name"], group["tensor_fqn"]
+        at_rest(module)
         mask = group.get("mask") if mask is None else mask
         first = self._first_mask(getattr(module, name))
         if mask is not None and not isinstance(mask, Tensor):
@@ -208,6 +214,13 @@ class BaseSparsifier(_Hooks, abc.ABC):
         except Exception as error:
             raise SparsifierValueError(f"{fqn}: the mask cannot be attached: {error}") from error
         return getattr(parametrization, "mask", mask)
+
+    def _tell(self) -> None:
+        """Let FSDP2 know where the tensors are that masks were put on."""
+        for group in self.groups:
+            module, name = group["module"], group["tensor_name"]
+            if parametrize.is_parametrized(module, name):
+                moved((module, name), (module.parametrizations[name], "original"))
 
     # -- making masks final ----------------------------------------------------------------------------------
 
@@ -240,7 +253,7 @@ class BaseSparsifier(_Hooks, abc.ABC):
         """Multiply one mask into its tensor for good."""
         module, name = group["module"], group["tensor_name"]
         self._detach_bias(group)
-        parametrize.remove_parametrizations(module, name, leave_parametrized=True)
+        _take_off(module, name)
         if isinstance(module, nn.RNNBase):
             setattr(module, name, getattr(module, name))  # its list of weights would hold the masked copy for a while
             module.flatten_parameters()
@@ -295,6 +308,7 @@ class BaseSparsifier(_Hooks, abc.ABC):
             for name, entry in saved.items():
                 if name in places:
                     self.state[name] = self._load_mask({**settings.get(name, {}), **places[name]}, entry)
+            self._tell()
 
     def _find_places(self, names: Iterable[str], strict: bool) -> dict[str, Group]:
         places = {}
@@ -334,6 +348,18 @@ class BaseSparsifier(_Hooks, abc.ABC):
             text += f"\n\tGroup {index}\n\t    module: {group['module']}\n"
             text += "".join(f"\t    {key}: {group[key]}\n" for key in sorted(group) if key != "module")
         return text + ")"
+
+
+def _take_off(module: nn.Module, name: str) -> None:
+    """Leave a tensor with its mask multiplied in, in its own memory where it is spread over ranks."""
+    at_rest(module.parametrizations[name])  # type: ignore[index]
+    masks = module.parametrizations[name]  # type: ignore[index]
+    original = masks.original
+    spread = isinstance(original, dtensor() or ())
+    if spread:
+        original.detach().copy_(getattr(module, name).detach())
+    parametrize.remove_parametrizations(module, name, leave_parametrized=not spread)
+    moved((masks, "original"), (module, name))
 
 
 def _weight_names(module: nn.Module) -> list[str]:

@@ -8,12 +8,14 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
 from secateur.ao.config import Group
-from secateur.ao.errors import SparsifierAssertionError, SparsifierRuntimeError
+from secateur.ao.errors import SparsifierAssertionError, SparsifierRuntimeError, SparsifierTypeError
 from secateur.ao.example import record, stop_recording
 from secateur.ao.parametrization import BiasHook, FakeStructuredSparsity, is_called, parametrizations
 from secateur.ao.patterns import Patterns
 from secateur.ao.removal import Reasons, Removal, remove
 from secateur.ao.sparsifier import BaseSparsifier
+from secateur.compat import dtensor
+from secateur.distributed import is_managed
 
 
 class BaseStructuredSparsifier(BaseSparsifier):
@@ -109,6 +111,11 @@ class BaseStructuredSparsifier(BaseSparsifier):
                 hook.prune_bias = group["module"].prune_bias = group.get("prune_bias", True)
 
     def _check_tensor(self, group: Group) -> None:
+        if is_managed(group["module"]) or isinstance(getattr(group["module"], group["tensor_name"]), dtensor() or ()):
+            raise SparsifierTypeError(
+                f"{group['tensor_fqn']}: it is spread over ranks, and whole rows of it cannot be removed there; prune "
+                "the model before it is sharded, or cut it with sec.apply(model, plan, shard=fn)"
+            )
         if _has_row_mask(group["module"], group["tensor_name"]):
             raise SparsifierAssertionError(
                 f"{group['tensor_fqn']}: its rows are masked already by another pruner; "

@@ -159,7 +159,7 @@ class Refit:
         norm = self._found[1].norms.get(name) if name in self.stops else None
         if norm is not None and self._found[1].means[norm.mean] > 1:
             norm = None  # other layers go through it too: it cannot take the shift of one
-        bias, start = product.shift, product.weight
+        bias, start = product.shift, product.weight.cpu()
         free = self._recipe.shifts and (bias is not None or norm is not None)
         old = None if bias is None else bias.squeeze(1).double().cpu()
         before = moments.error(start, old)
@@ -167,7 +167,7 @@ class Refit:
         off = float(before.sum()) / scale
         if off < _NOTHING:
             return
-        weight, shift = start.double().cpu(), folds.fit.shift(start) if free else torch.zeros_like(before)
+        weight, shift = start.double(), folds.fit.shift(start) if free else torch.zeros_like(before)
         if self._recipe.weights:
             weight, shift = fitted(folds, start, self._recipe.ridge, free)
         elif not free:

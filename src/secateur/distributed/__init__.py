@@ -2,7 +2,17 @@
 
 from secateur.distributed.batches import everyones
 from secateur.distributed.meeting import agreed, alone, meet, ranks, together
-from secateur.distributed.sharded import Undressed, bare, is_sharded, plain_kind, spread_like, whole
+from secateur.distributed.sharded import (
+    Undressed,
+    at_rest,
+    bare,
+    is_managed,
+    is_sharded,
+    moved,
+    plain_kind,
+    spread_like,
+    whole,
+)
 
 __all__ = ["agreed", "alone", "everyones", "meet", "ranks", "together"]
-__all__ += ["Undressed", "bare", "is_sharded", "plain_kind", "spread_like", "whole"]
+__all__ += ["Undressed", "at_rest", "bare", "is_managed", "is_sharded", "moved", "plain_kind", "spread_like", "whole"]

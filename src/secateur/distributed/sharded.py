@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from secateur.compat import dtensor, fsdp_module, sharding_states
+from secateur.compat import dtensor, fsdp_module, sharded_places, sharding_states
 from secateur.distributed.meeting import meet
 
 _HOOKS = (
@@ -73,6 +73,32 @@ def spread_like(tensor: Tensor, like: Tensor) -> Tensor:
 
     mesh, placements = like.device_mesh, like.placements
     return distribute_tensor(tensor.to(like.device), mesh, placements, src_data_rank=None)
+
+
+def at_rest(module: nn.Module) -> None:
+    """Have FSDP2 take back the whole parameters that a forward left in a module."""
+    owners = [owner for owner, place in sharded_places() if module in (place.module, *place.shared_modules)]
+    for owner in dict.fromkeys(owners):
+        owner.reshard()  # type: ignore[operator]
+
+
+def is_managed(module: nn.Module) -> bool:
+    """Whether FSDP2 gathers parameters of a module for each run, and lets go of them.
+
+    >>> is_managed(nn.Linear(2, 2))
+    False
+    """
+    return any(module is home for _, place in sharded_places() for home in (place.module, *place.shared_modules))
+
+
+def moved(old: tuple[nn.Module, str], new: tuple[nn.Module, str]) -> None:
+    """Tell FSDP2 that a parameter is in another module, or has another name."""
+    for _, place in sharded_places():
+        if place.module is old[0] and place.param_name == old[1]:
+            place.module, place.param_name = new
+        for number, home in enumerate(zip(place.shared_modules, place.shared_param_names, strict=True)):
+            if home[0] is old[0] and home[1] == old[1]:
+                place.shared_modules[number], place.shared_param_names[number] = new
 
 
 @dataclass
@@ -171,4 +197,4 @@ def bare(model: nn.Module) -> Iterator[nn.Module]:
         undressed.restore()
 
 
-__all__ = ["Undressed", "bare", "is_sharded", "plain_kind", "spread_like", "whole"]
+__all__ = ["Undressed", "at_rest", "bare", "is_managed", "is_sharded", "moved", "plain_kind", "spread_like", "whole"]

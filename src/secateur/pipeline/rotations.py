@@ -215,7 +215,8 @@ class Places:
         for site in self.tensors[name]:
             by = matrix.to(made) * (1 / scale if site in reads else scale)
             first = made.movedim(site.dim, 0)
-            for index, part in self.at(site):
+            for places in self.at(site):
+                index, part = (place.to(made.device) for place in places)
                 first[index] = torch.einsum("nij,jn...->in...", by[part], first[index])
         return made
 

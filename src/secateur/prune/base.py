@@ -8,6 +8,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils import prune as torch_prune
 
+from secateur.compat import dtensor
+from secateur.distributed import at_rest, is_managed, moved, spread_like
 from secateur.prune.checks import check_scores, located, place
 from secateur.prune.combine import combine, drop_of
 from secateur.prune.errors import PruneAttributeError, PruneTypeError, PruneValueError
@@ -112,6 +114,7 @@ class BasePruningMethod(ABC):
 
         The hook itself stays; `prune.remove` takes it off as well.
         """
+        at_rest(module)
         orig, _ = self._sources(module)
         name = self._tensor_name
         weight = self.apply_mask(module).detach()
@@ -120,7 +123,11 @@ class BasePruningMethod(ABC):
             del module._parameters[name + "_orig"]
             del module._buffers[name + "_mask"]
             setattr(module, name, orig)
-            orig.data = weight
+            if isinstance(orig, dtensor() or ()):  # FSDP2 holds its memory
+                orig.detach().copy_(weight)
+                moved((module, name + "_orig"), (module, name))
+            else:
+                orig.data = weight
 
     def _on_top_of(self, hook: Any) -> "BasePruningMethod":
         """This method if there is no `hook` yet; otherwise a container of what the hook does and this."""
@@ -130,7 +137,7 @@ class BasePruningMethod(ABC):
         return PruningContainer(*earlier, self)
 
     def _new_mask(self, site: MaskSite, scores: Tensor) -> Tensor:
-        orig = site.orig.detach()
+        orig = site.value
         drop = drop_of(self)
         if site.mask is not None:
             mask = combine(self, scores, site.mask)
@@ -143,7 +150,8 @@ class BasePruningMethod(ABC):
 
     def _refresh(self, module: nn.Module) -> None:
         standard = type(self).apply_mask is BasePruningMethod.apply_mask
-        weight = make(*self._sources(module)) if standard else self.apply_mask(module)
+        kept = standard and not is_managed(module)  # what it is made of is not there between runs
+        weight = make(*self._sources(module)) if kept else self.apply_mask(module)
         setattr(module, self._tensor_name, weight)
 
     def _sources(self, module: nn.Module) -> tuple[Tensor, Tensor]:
@@ -153,7 +161,7 @@ class BasePruningMethod(ABC):
             raise PruneAttributeError(
                 f"{type(self).__name__} is not applied to this {type(module).__name__}; call apply() first"
             )
-        return orig, mask
+        return orig, spread_like(mask, orig)
 
 
 class PruningContainer(BasePruningMethod):

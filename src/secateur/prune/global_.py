@@ -32,7 +32,7 @@ class _Target:
 
     @property
     def orig(self) -> Tensor:
-        return self.sites[0].orig.detach()
+        return self.sites[0].value
 
     @property
     def mask(self) -> Tensor | None:

@@ -1,5 +1,6 @@
 """What pruning reads from a module and writes to it: `name_orig`, `name_mask`, `name` and one hook."""
 
+import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -7,6 +8,8 @@ from typing import Any
 from torch import Tensor, nn
 from torch.nn.utils import prune as torch_prune
 
+from secateur.compat import dtensor
+from secateur.distributed import at_rest, meet, moved, whole
 from secateur.prune.checks import check_module, check_no_nan, check_parameter, check_scores, located, place
 from secateur.prune.errors import PruneAssertionError, PruneAttributeError, PruneParameterError, PruneValueError
 from secateur.prune.masked import holds
@@ -28,6 +31,7 @@ class MaskSite:
     def of(cls, module: Any, name: Any) -> "MaskSite":
         """The site `module.name`; raises if there is no parameter to prune."""
         check_module(module, name)
+        at_rest(module)
         hook_id, hook = find_hook(module, name)
         if hook is None:
             return cls(module, name, check_parameter(module, name), None, None, None)
@@ -39,12 +43,17 @@ class MaskSite:
             )
         return cls(module, name, orig, mask, hook_id, hook)
 
+    @property
+    def value(self) -> Tensor:
+        """The parameter as it is; all of it, where it is spread over ranks."""
+        return whole(self.orig.detach())
+
     def scores(self, given: Tensor | None) -> Tensor:
         """What its entries are ranked by: the values that the module computes with now, or those that are given."""
-        weight: Tensor = self.orig
+        weight = self.value
         if self.mask is not None:
             known = holds(self.module, self.name)
-            weight = self.module.__dict__[self.name] if known else self.mask.to(weight.dtype) * weight.detach()
+            weight = self.module.__dict__[self.name] if known else self.mask.to(weight.dtype) * weight
         check_no_nan(weight, "the weight")
         if given is None:
             return weight.detach()
@@ -67,7 +76,15 @@ def find_hook(module: nn.Module, name: str) -> tuple[int | None, Any]:
 
 
 def install(changes: Sequence[tuple[MaskSite, Tensor, Any]]) -> None:
-    """Give every site its new mask and hook: all of them, or none."""
+    """Give every site its new mask and hook: all of them, or none.
+
+    A weight that is spread over ranks has a mask that is whole on every rank, the same on all.
+    """
+    spread = [mask for site, mask, _ in changes if isinstance(site.orig, dtensor() or ())]
+    if spread:
+        digests = [hashlib.sha256(mask.bool().cpu().numpy().tobytes()).hexdigest() for mask in spread]
+        if len(set(meet("masks of weights that are spread over ranks", " ".join(digests)))) > 1:
+            raise PruneValueError("the ranks came to different masks; seed all of them alike: torch.manual_seed(0)")
     with transaction(*(site.module for site, _, _ in changes)):
         for site, mask, hook in changes:
             module, name = site.module, site.name
@@ -80,6 +97,8 @@ def install(changes: Sequence[tuple[MaskSite, Tensor, Any]]) -> None:
                 module.register_forward_pre_hook(hook)
             else:
                 module._forward_pre_hooks[site.hook_id] = hook
+        for site, _, _ in changes:
+            moved((site.module, site.name), (site.module, site.name + "_orig"))
 
 
 def remove(module: nn.Module, name: str) -> nn.Module:

@@ -14,9 +14,9 @@ from torch import Tensor, nn
 from torch.nn.utils.parametrize import is_parametrized
 
 from secateur.errors import SecateurWarning
+from secateur.state.chances import same_chances
 from secateur.state.contents import put_contents
 from secateur.state.held import ATOMS, BARE, REGISTRIES, holder, native, slots
-from secateur.state.chances import same_chances
 
 _NOTHING: Any = ()  # what most of a module's containers hold
 

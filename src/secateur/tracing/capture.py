@@ -23,8 +23,8 @@ from secateur.compat import BatchNorm, Convolution, FakeTensor, FakeTensorMode, 
 from secateur.errors import TraceError
 from secateur.ops.value import Value, bind, forget, known, layouts_of
 from secateur.sizes.size import Attr, Expr, Size, plain
-from secateur.state.held import ATOMS, Place, read
 from secateur.state.chances import same_chances
+from secateur.state.held import ATOMS, Place, read
 from secateur.state.twin import run_apart
 from secateur.tracing.environment import laid_open
 from secateur.tracing.examples import arguments, device_of, handed_out, mapped, tensors_in

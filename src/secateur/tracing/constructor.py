@@ -33,9 +33,9 @@ from secateur.errors import TraceError
 from secateur.ops.value import bind, known
 from secateur.sizes.real import Real, Whole
 from secateur.sizes.size import Attr, Dim, Expr, Lit, Op, Remembering, Size, evaluate, plain
+from secateur.state.chances import same_chances
 from secateur.state.held import Key, Place, holder, is_number, items, native, put, rebuilt
 from secateur.state.leftovers import classes, cleaned
-from secateur.state.chances import same_chances
 from secateur.state.patches import patched
 from secateur.tracing.environment import laid_open
 from secateur.tracing.equations import Constraint

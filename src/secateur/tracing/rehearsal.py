@@ -28,9 +28,9 @@ from secateur.compat import FakeTensor, FakeTensorMode, TorchDispatchMode, Torch
 from secateur.nn.attention import MultiheadAttention
 from secateur.sizes.explain import Ear, Explainer, is_capture
 from secateur.sizes.size import Attr, Size
+from secateur.state.chances import same_chances
 from secateur.state.held import Place
 from secateur.state.leftovers import let_go
-from secateur.state.chances import same_chances
 from secateur.state.twin import run_apart
 from secateur.tracing.environment import laid_open
 from secateur.tracing.equations import Equations

@@ -21,8 +21,8 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from secateur.errors import TraceError
-from secateur.state.held import Place, Walk
 from secateur.state.chances import same_chances
+from secateur.state.held import Place, Walk
 from secateur.state.patches import patched
 from secateur.tracing.constructor import Maker, without_weights
 

@@ -9,8 +9,8 @@ from torch import Tensor, nn
 
 from secateur.compat import OpOverload, TorchDispatchMode, draws, schema, shared, storage_id, tree_map, without_modes
 from secateur.ops.record import part
-from secateur.state.held import Place
 from secateur.state.chances import same_chances
+from secateur.state.held import Place
 from secateur.state.patches import SLOW_ATTENTION, patched
 from secateur.state.twin import run_apart
 from secateur.tracing.environment import uncached
@@ -46,7 +46,9 @@ def outputs(
     late = values is not None or sum(parameter.numel() for parameter in model.parameters()) * 8 > _HELD
 
     def start() -> _Precise:
-        return _Precise(example, dtype, change, within, seen, _Late(device_of(example), dtype, change, values) if late else None)
+        return _Precise(
+            example, dtype, change, within, seen, _Late(device_of(example), dtype, change, values) if late else None
+        )
 
     return run_apart(model, start)
 
