@@ -22,6 +22,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from secateur.calibrate.calls import Calls
 from secateur.calibrate.forms import Done, Nowhere, Read, StorageKey
 from secateur.calibrate.products import Parameters
 from secateur.calibrate.resume import BatchProgress, BatchRun, NotKept, See
@@ -38,6 +39,7 @@ class RunRecord:
     last: dict[StorageKey, float]
     products: list[Read]
     whole: bool  # whether it wrote into nothing but what it made
+    calls: Calls  # of modules, which need not be made again
 
     def stages(self, names: Collection[str]) -> list[tuple[str, ...]]:
         """The products with some parameters in the order of the run, those that read the same data together."""
@@ -115,13 +117,17 @@ class Runs:
         """How many ops of a batch's run are done."""
         return self._places[number].done
 
+    def calls(self, place: BatchProgress) -> Calls:
+        """The calls of modules that are known, where a run went the way of the recorded one so far."""
+        return {} if self._record is None or place.log is not self._record.log else self._record.calls
+
     def record(self, see: See | None = None) -> RunRecord:
         """What a whole run of the first batch did; `see` sees it."""
         if self._record is None or see is not None:
             run = BatchRun(self, 0, BatchProgress(), {}, see, (), record=True)
             run()
             assert run.last is not None
-            self._record = RunRecord(run.log, run.last, run.products, run.whole)
+            self._record = RunRecord(run.log, run.last, run.products, run.whole, run.calls)
         return self._record
 
     def run(self, number: int, see: See | None = None, keep: Sequence[int] = ()) -> Any:
