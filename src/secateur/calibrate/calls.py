@@ -33,7 +33,7 @@ class Call(NamedTuple):
 Calls = dict[tuple[int, int], Call | None]  # by the number of the first op and the module's id; None: not to be told
 
 
-class _Strange(Exception):
+class _StrangeError(Exception):
     """Something other than tensors and plain values."""
 
 
@@ -49,17 +49,19 @@ def leaves(value: Any) -> Iterator[Any]:
     elif isinstance(value, Tensor) or type(value) in ATOMS or type(value) is int:
         yield value
     else:
-        raise _Strange
+        raise _StrangeError
 
 
 class Watched:
     """A call of a module that is about to be made, to be told afterwards whether it did more than make its result."""
 
     def __init__(self, module: nn.Module, given: Any) -> None:
-        self._given, self._leaves, self._before = given, None, None
+        self._given = given
+        self._leaves: list[Any] | None = None
+        self._before: Transaction | None = None
         try:
             self._leaves = list(leaves(given))
-        except _Strange:
+        except _StrangeError:
             return
         if not any(map(_listened_to, module.modules())):
             with without_modes():
@@ -72,7 +74,7 @@ class Watched:
         turned = any(torch.Tag.inplace_view in getattr(done.op, "tags", ()) for done in ops)
         try:
             given, made = list(leaves(self._given)), list(leaves(out))
-        except _Strange:
+        except _StrangeError:
             return None
         tensors = [each for each in made if isinstance(each, Tensor)]
         if turned or len(given) != len(self._leaves) or not all(map(operator.is_, given, self._leaves)):

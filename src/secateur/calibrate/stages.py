@@ -4,9 +4,10 @@ Running a model's Python code again is cheap; its large ops are not. So a run is
 from op k the model is simply called again: up to there no op is computed. Views are made as ever, writes into memory
 are passed over (it is handed back with what was in it at k), and an op that makes a tensor gives back the one that it
 made the first time, if it is read later, or else one with the same shape and strides in memory that nobody reads.
-Numbers that the code read out of tensors are handed back. At the boundary of a transformer's block that leaves the
-hidden states and a few constants to be kept for each batch, in memory or, beyond a limit, in a file. So all batches can
-go from layer to layer in turn, in the memory of one of them, and each op is computed once.
+Numbers that the code read out of tensors are handed back. A module that did nothing but to make its result is not even
+called, once all of its ops are done (`calls`). At the boundary of a transformer's block that leaves the hidden states
+and a few constants to be kept for each batch, in memory or, beyond a limit, in a file. So all batches can go from layer
+to layer in turn, in the memory of one of them, and each op is computed once.
 
 What is read later is learnt from one whole run. Where a batch takes another way, all that its code still holds is kept;
 where a tensor is read after all that was not kept, or a model writes into memory of its own, the run starts anew.

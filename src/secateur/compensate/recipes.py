@@ -135,7 +135,7 @@ class Outcome:
     after: float
     notes: tuple[str, ...] = ()
     taken_back: bool = False
-    held: int = 0  # how many batches were held back; if there are any, all errors are those on them
+    held: int = 0  # batches that were not fitted and tell the output's error; a layer's is on all that were held back
 
     def __str__(self) -> str:
         width = max((len(layer.name) for layer in self.layers), default=5)

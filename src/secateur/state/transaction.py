@@ -157,9 +157,7 @@ class Transaction:
             and all(getattr(obj, member.__name__, _NOTHING) is value for obj, member, value in self._slots)
             and all(type(obj) is kind for obj, kind in self._classes)
             and all(dict(vars(kind)) == before for kind, before in self._members)
-            and all(
-                _same_memory(tensor, data) and tensor.requires_grad == learns for tensor, data, learns, _ in self._tensors
-            )
+            and all(_same_memory(own, data) and own.requires_grad == learns for own, data, learns, _ in self._tensors)
         )
 
     # putting back ----------------------------------------------------------------------------------------
