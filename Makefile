@@ -29,10 +29,10 @@ lint: setup ## ruff and mypy
 	$(BIN)/mypy
 
 test: lint ## lint, type-check, run the tests and the examples of every docstring
-	$(BIN)/pytest -n 2
+	$(BIN)/pytest -n 2 --dist worksteal
 
 test-oldest: $(OLDEST)/.ready ## run the tests with the oldest torch that the library takes (installs several GB)
-	$(OLDEST)/bin/pytest -n 2
+	$(OLDEST)/bin/pytest -n 2 --dist worksteal
 $(OLDEST)/.ready: pyproject.toml constraints-oldest.txt
 	$(PYTHON) -m venv $(OLDEST)
 	$(OLDEST)/bin/pip install -q -c constraints-oldest.txt -e '.[test,bench]'

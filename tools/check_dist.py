@@ -1,6 +1,6 @@
 """Install a wheel into an empty environment and run the README's first Python example there.
 
-    python tools/check_dist.py dist/secateur-0.1.0-py3-none-any.whl
+    python tools/check_dist.py dist/secateur-0.2.0-py3-none-any.whl
 
 The environment holds what the wheel and its demo ask for and nothing else; the example runs in a folder without the
 source.

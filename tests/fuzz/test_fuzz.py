@@ -130,31 +130,31 @@ def trains(small: nn.Module, example: Any) -> None:
     assert first.grad.shape == first.shape
 
 
-@drawn(100, stem=KNOB, body=blocks(image_blocks), head=KNOB, cut=CUTS)
+@drawn(60, stem=KNOB, body=blocks(image_blocks), head=KNOB, cut=CUTS)
 def test_image_networks(stem: int, body: Any, head: int, cut: dict[str, Any]) -> None:
     check("image", stem, body, head, cut)
 
 
-@drawn(100, stem=KNOB, body=blocks(sequence_blocks), head=KNOB, cut=CUTS)
+@drawn(60, stem=KNOB, body=blocks(sequence_blocks), head=KNOB, cut=CUTS)
 def test_sequence_networks(stem: int, body: Any, head: int, cut: dict[str, Any]) -> None:
     check("sequence", stem, body, head, cut)
 
 
-@drawn(50, stem=KNOB, body=blocks(image_blocks), head=KNOB, cut=CUTS)
+@drawn(30, stem=KNOB, body=blocks(image_blocks), head=KNOB, cut=CUTS)
 def test_zeros_in_image_networks(stem: int, body: Any, head: int, cut: dict[str, Any]) -> None:
     check_zeros("image", stem, body, head, cut)
 
 
-@drawn(50, stem=KNOB, body=blocks(sequence_blocks), head=KNOB, cut=CUTS)
+@drawn(30, stem=KNOB, body=blocks(sequence_blocks), head=KNOB, cut=CUTS)
 def test_zeros_in_sequence_networks(stem: int, body: Any, head: int, cut: dict[str, Any]) -> None:
     check_zeros("sequence", stem, body, head, cut)
 
 
-@drawn(15, stem=KNOB, body=blocks(image_blocks), head=KNOB, cut=CUTS)
+@drawn(8, stem=KNOB, body=blocks(image_blocks), head=KNOB, cut=CUTS)
 def test_refitted_image_networks(stem: int, body: Any, head: int, cut: dict[str, Any]) -> None:
     check_refitted("image", stem, body, head, cut)
 
 
-@drawn(15, stem=KNOB, body=blocks(sequence_blocks), head=KNOB, cut=CUTS)
+@drawn(8, stem=KNOB, body=blocks(sequence_blocks), head=KNOB, cut=CUTS)
 def test_refitted_sequence_networks(stem: int, body: Any, head: int, cut: dict[str, Any]) -> None:
     check_refitted("sequence", stem, body, head, cut)

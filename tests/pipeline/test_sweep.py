@@ -120,7 +120,9 @@ def test_every_axis_is_scored_once() -> None:
 # what the points are --------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", ["mlp", "test_resnet", pytest.param("test_vit", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "name", ["mlp", *(pytest.param(name, marks=pytest.mark.slow) for name in ("test_resnet", "test_vit"))]
+)
 def test_the_curve_is_what_compress_gives_one_by_one(name: str) -> None:
     model, batches = (mlp(), inputs()) if name == "mlp" else pictured(name)
     example = batches[0][:1]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 import pytest
@@ -50,10 +51,15 @@ def trained() -> tuple[Mixed, torch.optim.Optimizer, sec.Plan]:
     optimizer = torch.optim.Adam(net.parameters())
     net(torch.randn(2, 3, 4, 4)).sum().backward()
     optimizer.step()
-    plan = sec.plan(sec.trace(net, torch.randn(2, 3, 4, 4)), sec.Ratio(0.5))
+    return net, optimizer, planned()
+
+
+@cache
+def planned() -> sec.Plan:
+    plan = sec.plan(sec.trace(Mixed(), torch.randn(2, 3, 4, 4)), sec.Ratio(0.5))
     assert plan.attributes
     assert plan.kept_in_attributes
-    return net, optimizer, plan
+    return plan
 
 
 STEPS: dict[str, tuple[Any, str]] = {
@@ -95,7 +101,7 @@ def failing(original: Callable[..., Any], at: int, *, after: bool) -> Callable[.
 
 
 @pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
-@pytest.mark.parametrize("at", [1, 2, 5])
+@pytest.mark.parametrize("at", [1, 3])
 @pytest.mark.parametrize("step", STEPS)
 def test_a_failure_at_any_step_changes_nothing(
     step: str, at: int, after: bool, monkeypatch: pytest.MonkeyPatch

@@ -16,7 +16,6 @@ from zoo.architectures import MODELS, build
 
 # A few of every kind, for every run of the tests; the rest by `make zoo`.
 REPRESENTATIVE = (
-    "timm cait_xxs24_224",
     "timm efficientvit_m0",
     "timm levit_128s",
     "timm mobilenetv3_small_050",
@@ -120,13 +119,7 @@ def test_the_list_is_whole() -> None:
     assert set(REPRESENTATIVE) <= set(MODELS)
 
 
-COMPRESSED = (
-    "timm test_vit",
-    "torchvision shufflenet_v2_x0_5",
-    "transformers llama",
-    "transformers mixtral",
-    "transformers t5",
-)
+COMPRESSED = ("timm test_vit", "torchvision shufflenet_v2_x0_5", "transformers llama", "transformers mixtral")
 
 
 @pytest.mark.parametrize("line", COMPRESSED)

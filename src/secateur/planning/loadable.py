@@ -62,7 +62,10 @@ class Loadable:
     def why(self, *, all_: bool = False) -> str:
         """What the constructor keeps from being cut, in words; `all_`: also what no counts of others would free."""
         reasons = Counter([*self.held_back.values(), *(self._stuck() if all_ else ())])
-        return "; ".join(f"{n} axes stay whole, as the constructor makes them: {r}" for r, n in reasons.most_common(3))
+        return "; ".join(
+            f"{'an axis stays' if n == 1 else f'{n} axes stay'} whole, as it is made: {r}"
+            for r, n in reasons.most_common(3)
+        )
 
     def _stuck(self) -> Iterator[str]:
         """Why axes stay whole whose counts depend on each other, if there are no other counts for them."""

@@ -1,0 +1,160 @@
+"""Break each mechanism on purpose, one at a time, and see whether a test notices.
+
+    python tools/mutations.py             # all of them, in copies of the source
+    python tools/mutations.py leftovers   # those whose name has a word in it
+
+A mutation takes a function's body away and puts one line in its place. It is noticed if one of the tests that are
+named beside it fails; one that none of them notices is printed as SURVIVES, and the exit code is 1.
+"""
+
+from __future__ import annotations
+
+import ast
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+BEYOND, STYLES = "tests/beyond", "tests/fuzz/test_styles.py"
+
+
+@dataclass(frozen=True)
+class Mutation:
+    """What a function does instead, and the tests that should fail then."""
+
+    function: str  # of which file: "tracing/graph.py:_keep_given"
+    instead: str
+    tests: str
+
+
+MUTATIONS = [
+    # what one run does not show
+    Mutation("tracing/runs.py:join", "return None", BEYOND),
+    Mutation("tracing/variants.py:Variants._sizes", "return None", BEYOND),
+    Mutation("tracing/variants.py:Variants._decisions", "return None", BEYOND),
+    Mutation("tracing/variants.py:Variants._training", "return None", f"tests/tracing/test_trace_runs.py {BEYOND}"),
+    Mutation("tracing/variants.py:_swaps", "yield from ()", f"tests/tracing/test_trace_runs.py {BEYOND}"),
+    Mutation("tracing/variants.py:_follows", "return found", f"tests/tracing/test_trace_runs.py {BEYOND}"),
+    Mutation("tracing/variants.py:never_seen", "yield from ()", "tests/tracing/test_trace_runs.py"),
+    Mutation("tracing/examples.py:with_numbers", "return example", f"tests/tracing/test_trace_runs.py {BEYOND}"),
+    Mutation("tracing/examples.py:with_rest", "return example", BEYOND),
+    Mutation("tracing/examples.py:with_mask", "return example", f"tests/tracing/test_trace_runs.py {BEYOND}"),
+    Mutation("tracing/unreached.py:protect", "return None", BEYOND),
+    Mutation("tracing/graph.py:_keep_tables", "return None", f"tests/tracing/test_trace_tables.py {BEYOND}"),
+    Mutation("tracing/graph.py:_keep_given", "return None", f"tests/tracing/test_trace_tables.py {BEYOND}"),
+    # sizes as numbers
+    Mutation("tracing/__init__.py:_rehearse", "return None", f"{BEYOND} {STYLES}"),
+    Mutation("tracing/environment.py:uncached", "return []", f"tests/state/test_leftovers.py {BEYOND} {STYLES}"),
+    Mutation(
+        "tracing/recorders.py:FunctionRecorder._count_as_value",
+        "return None",
+        f"tests/tracing/test_trace_sizes.py {BEYOND}",
+    ),
+    Mutation(
+        "tracing/recorders.py:FunctionRecorder._loose_sizes",
+        "return iter(())",
+        f"tests/tracing/test_trace_sizes.py {BEYOND}",
+    ),
+    Mutation("sizes/explain.py:Explainer.compare", "return None", "tests/tracing/test_trace_sizes.py"),
+    Mutation(
+        "sizes/explain.py:Explainer.equal_counts", "return None", "tests/tracing tests/contract/test_commutation.py"
+    ),
+    Mutation("sizes/explain.py:Explainer.multiple", "return None", "tests/tracing tests/contract"),
+    Mutation("tracing/equations.py:Equations._tighten", "return constraints", "tests/tracing/test_trace_sizes.py"),
+    Mutation("tracing/equations.py:Equations._open", "return []", "tests/tracing/test_trace_sizes.py tests/tracing"),
+    Mutation("planning/counts.py:_search", "return dict(wanted)", "tests/planning"),
+    # what others hold
+    Mutation("state/own.py:own_what_is_written", "return None", f"tests/surgery/test_surgery_shared.py {BEYOND}"),
+    Mutation("state/leftovers.py:let_go", "return None", "tests/state/test_leftovers.py"),
+    Mutation("state/leftovers.py:_put_attributes", "return None", "tests/state/test_leftovers.py"),
+    Mutation("state/pointers.py:Redirection._function", "return function", "tests/state"),
+    Mutation("surgery/holders.py:check_alone", "return None", "tests/surgery"),
+    Mutation("surgery/holders.py:_check_state", "return None", "tests/surgery/test_surgery_identity.py"),
+    Mutation("surgery/holders.py:_check_buckets", "return None", "tests/distributed"),
+    Mutation("surgery/optimizer.py:_cut", "return value", "tests/surgery/test_surgery_optimizer.py"),
+    Mutation("surgery/refresh.py:_recompute", "return None", "tests/surgery"),
+    Mutation("tracing/widths.py:told_widths", "yield from ()", "tests/surgery/test_surgery_attributes.py"),
+    Mutation("planning/configs.py:config_fields", "yield from ()", "tests/surgery/test_surgery_configs.py"),
+    Mutation("surgery/cut.py:_left_of_gradient", "return None", "tests/surgery"),
+    Mutation("tracing/source.py:Source.difference", "return None", "tests/planning/test_plan_changed.py tests/tracing"),
+    # the way back
+    Mutation("state/transaction.py:_put_class", "return None", "tests/state/test_transaction.py"),
+    Mutation("state/transaction.py:_put_members", "return None", "tests/state/test_transaction.py"),
+    Mutation("state/transaction.py:_put_tensor", "return None", "tests/state/test_transaction.py"),
+    Mutation("state/transaction.py:_put_value", "return None", "tests/state/test_transaction.py"),
+    Mutation(
+        "state/transaction.py:Transaction.roll_back", "return None", "tests/surgery/test_surgery_all_or_nothing.py"
+    ),
+    # the proof
+    Mutation("verify/oracle.py:_magnitudes", "yield size >= 0", "tests/verify"),
+    Mutation("verify/oracle.py:distance", "return 0.0", "tests/verify"),
+    Mutation("verify/oracle.py:_say_what_was_not_compared", "return None", "tests/verify tests/surgery"),
+    Mutation("verify/copies.py:copies_alike", "return True", f"tests/verify tests/surgery {BEYOND}"),
+    Mutation("verify/numbers.py:way_of", "return []", f"tests/verify {BEYOND}"),
+    Mutation("verify/run.py:drawn", "return None", "tests/verify/test_verify_chance.py"),
+    # what a constructor builds
+    Mutation("planning/loadable.py:_check_shapes", "return None", "tests/planning/test_plan_loadable.py"),
+    Mutation("planning/loadable.py:_check_tables", "return None", "tests/planning/test_plan_loadable.py"),
+    Mutation("planning/loadable.py:_check_same", "return None", "tests/planning/test_plan_loadable.py"),
+    Mutation("planning/loadable.py:Loadable.problem", "return None", "tests/planning/test_plan_loadable.py"),
+    Mutation("tracing/constructor.py:_whole", "return None", "tests/planning/test_plan_loadable.py"),
+]
+
+
+def functions(tree: ast.AST, prefix: str = "") -> Iterator[tuple[str, ast.FunctionDef]]:
+    """Functions and methods by their names."""
+    for node in ast.iter_child_nodes(tree):
+        if isinstance(node, ast.FunctionDef):
+            yield prefix + node.name, node
+        elif isinstance(node, ast.ClassDef):
+            yield from functions(node, f"{prefix}{node.name}.")
+
+
+def mutate(path: Path, name: str, instead: str) -> None:
+    """Put one line in the place of a function's body."""
+    text = path.read_text(encoding="utf-8")
+    node = dict(functions(ast.parse(text))).get(name)
+    if node is None or node.end_lineno is None:
+        raise SystemExit(f"{path} has no {name}")
+    lines = text.splitlines(keepends=True)
+    first = node.body[0]
+    lines[first.lineno - 1 : node.end_lineno] = [" " * first.col_offset + instead + "\n"]
+    path.write_text("".join(lines), encoding="utf-8")
+
+
+def noticed(mutation: Mutation) -> str | None:
+    """The first test that fails on the mutated source."""
+    file, _, name = mutation.function.partition(":")
+    with tempfile.TemporaryDirectory() as folder:
+        source = Path(folder) / "src"
+        shutil.copytree(ROOT / "src", source, ignore=shutil.ignore_patterns("__pycache__", "*.egg-info"))
+        mutate(source / "secateur" / file, name, mutation.instead)
+        path = os.pathsep.join([str(source), *filter(None, [os.environ.get("PYTHONPATH")])])
+        run = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", *mutation.tests.split()]
+        done = subprocess.run(run, cwd=ROOT, env=os.environ | {"PYTHONPATH": path}, capture_output=True, text=True)
+    failed = (line for line in done.stdout.splitlines() if line.startswith(("FAILED ", "ERROR ")))
+    return next(failed, None) or (f"exit code {done.returncode}" if done.returncode else None)
+
+
+def main(words: list[str]) -> int:
+    """Try the mutations, print what became of each."""
+    survivors = 0
+    for mutation in MUTATIONS:
+        if words and not any(word in mutation.function for word in words):
+            continue
+        start = time.monotonic()
+        by = noticed(mutation)
+        survivors += by is None
+        print(f"{by or 'SURVIVES':<100.100}  {mutation.function}  {time.monotonic() - start:.0f} s", flush=True)
+    print(f"{survivors} survive")
+    return 1 if survivors else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
