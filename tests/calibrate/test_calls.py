@@ -147,3 +147,20 @@ def test_what_an_op_in_a_module_made_can_be_asked_for() -> None:
     x = net.blocks[0](runs.batches[0].exp())
     for one, two in zip(made, [x, x, net.blocks[1](x), net.blocks[1](x)], strict=True):
         assert torch.equal(one, two)
+
+
+def test_a_module_that_a_run_makes_and_forgets_is_called_again() -> None:
+    class Makes(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.one, self.two = Block(), Block()
+
+        def forward(self, x):
+            return self.two(nn.Sequential(self.one, nn.Softmax(dim=-1))(x))
+
+    net = Makes()
+    with calibrating(net), Runs(net, [torch.randn(2, 4)]) as runs:
+        calls = runs.record().calls
+    own = {id(module) for module in net.modules()}
+    assert {module for _, module in calls} <= own
+    assert {id(net.one), id(net.two)} <= {module for _, module in calls}

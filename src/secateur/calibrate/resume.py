@@ -192,7 +192,7 @@ class BatchRun(TorchDispatchMode):
             with without_modes():
                 self._keep_results(begin, known.end)
                 return from_forms(known.out, self._tensor)
-        watched = Watched(module, (args, kwargs)) if record else None
+        watched = Watched(module, (args, kwargs)) if record and id(module) in self._runs.modules else None
         out = _CALL(module, *args, **kwargs)
         if watched is not None and self.at > begin:
             made, key = watched.result(out, self.log[begin:], self._stored), (begin, id(module))

@@ -93,6 +93,7 @@ class Runs:
     def __init__(self, model: nn.Module, batches: Sequence[Any], *, room: float = 2**28) -> None:
         self.model, self.batches = model, batches
         self.parameters = Parameters.of(model)
+        self.modules = frozenset(map(id, model.modules()))  # not those that a run makes and forgets
         self._before = Transaction(model)
         self.restarts = 0  # how often a run had to start anew
         self._spill = Spill(room)
