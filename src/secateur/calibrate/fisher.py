@@ -5,6 +5,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.graph import GradientEdge
 
 from secateur.calibrate.observe import calibrating, call
 from secateur.calibrate.products import Parameters, Part, part_of
@@ -14,6 +15,11 @@ from secateur.errors import CalibrationError
 from secateur.ops.product import Sample
 from secateur.ops.record import backward_of, part
 from secateur.tracing.examples import tensors_in
+
+_LOOK_UP = "EmbeddingBackward0"
+_VIEWS = frozenset(
+    f"{name}Backward0" for name in ("T", "Transpose", "Permute", "View", "UnsafeView", "Expand", "Unsqueeze", "ToCopy")
+)
 
 
 class _Backward(TorchDispatchMode):
@@ -72,7 +78,7 @@ def fisher_weights(model: nn.Module, batches: Iterable[Any], seed: int = 0) -> d
             for batch in batches:
                 total = _projected(call(model, batch), vocabularies, generator)
                 with watch:  # the graph is retained: a model may cache a part of it for its next run
-                    torch.autograd.grad(total, wanted, allow_unused=True, retain_graph=True)
+                    torch.autograd.grad(total, _ends(total), allow_unused=True, retain_graph=True)
                 del total  # and with it all activations
     finally:
         for hook in hooks:
@@ -80,6 +86,31 @@ def fisher_weights(model: nn.Module, batches: Iterable[Any], seed: int = 0) -> d
         for parameter in frozen:
             parameter.requires_grad_(False)
     return {part: squares.cpu() / watch.rows[part] for part, squares in watch.squares.items()}
+
+
+def _ends(total: Tensor) -> list[Any]:
+    """How far gradients have to go back to pass every product: not to its weight, which would take another product."""
+    assert total.grad_fn is not None
+    stack, seen, ends = [total.grad_fn], {total.grad_fn}, dict[int, Any]()
+    while stack:
+        node = stack.pop()
+        below = [_behind_views(child) for child, _ in node.next_functions if child is not None]
+        inner = [child for child in below if not hasattr(child, "variable")]
+        if not inner and node.name() == _LOOK_UP:  # nothing is multiplied in it, and its table may be large
+            ends[id(node)] = GradientEdge(node, 0)
+        elif not inner:
+            ends |= {id(child.variable): child.variable for child in below}
+        stack += [child for child in inner if child not in seen]
+        seen.update(inner)
+    return list(ends.values())
+
+
+def _behind_views(node: Any) -> Any:
+    """The parameter that a node is a view of, as its node; else the node itself."""
+    last = node
+    while last.name() in _VIEWS and last.next_functions[0][0] is not None:
+        last = last.next_functions[0][0]
+    return last if hasattr(last, "variable") else node
 
 
 def _let_go(gradient: Tensor) -> Tensor:
@@ -111,10 +142,18 @@ def _projected(output: Any, vocabularies: set[int], generator: torch.Generator) 
     parts = []
     for tensor in found:
         values = tensor.detach().float().cpu()
-        along = torch.randn(values.shape, generator=generator)
         if classes:  # by a class drawn from what the model itself believes: the Fisher information of its answer
             chances = values.softmax(-1).reshape(-1, values.shape[-1])
-            drawn = torch.multinomial(chances, 1, generator=generator)
-            along = (torch.zeros_like(chances).scatter_(1, drawn, 1.0) - chances).reshape(values.shape)
+            drawn = _drawn(chances, generator)
+            along = chances.neg_().scatter_add_(1, drawn, torch.ones(drawn.shape)).reshape(values.shape)
+        else:
+            along = torch.randn(values.shape, generator=generator)
         parts.append((tensor * along.to(tensor)).sum())
     return torch.stack([part.float() for part in parts]).sum()
+
+
+def _drawn(chances: Tensor, generator: torch.Generator) -> Tensor:
+    """A class for each row, with a single random number for it: of a vocabulary, there are many classes."""
+    up_to = chances.cumsum(1)
+    at = torch.rand(len(chances), 1, generator=generator) * up_to[:, -1:]
+    return torch.searchsorted(up_to, at, right=True).clamp_max(chances.shape[1] - 1)

@@ -83,15 +83,19 @@ def tensors(value: Any) -> Iterator[Tensor]:
             yield from tensors(each)
 
 
-def to_forms(out: Any, form: Callable[[Tensor], StoredView]) -> Any:
+def to_forms(out: Any, form: Callable[[Tensor], StoredView | None]) -> Any:
     if isinstance(out, Tensor):
         return form(out)
+    if isinstance(out, dict):
+        return {key: to_forms(each, form) for key, each in out.items()}
     return type(out)(to_forms(each, form) for each in out) if isinstance(out, tuple | list) else out
 
 
 def from_forms(out: Any, tensor: Callable[[StoredView], Tensor]) -> Any:
     if isinstance(out, StoredView):
         return tensor(out)
+    if isinstance(out, dict):
+        return {key: from_forms(each, tensor) for key, each in out.items()}
     return type(out)(from_forms(each, tensor) for each in out) if isinstance(out, tuple | list) else out
 
 

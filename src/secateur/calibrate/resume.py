@@ -10,8 +10,9 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
+from secateur.calibrate.calls import Call, Calls, Watched
 from secateur.calibrate.forms import (
     MAKE,
     VIEW,
@@ -50,6 +51,7 @@ from secateur.tracing.examples import handed_out, tensors_in
 if TYPE_CHECKING:
     from secateur.calibrate.stages import Runs
 
+_CALL: Callable[..., Any] = nn.Module.__call__
 _READS = ("tolist", "numpy", "__array__", "__dlpack__")  # ways to a tensor's values that are no ops
 
 See = Callable[["Step"], Any]
@@ -130,6 +132,7 @@ class BatchRun(TorchDispatchMode):
         self.seen = place.quiet  # how many need not be seen any more
         self.whole = True  # whether it writes into nothing but what it made
         self.products: list[Read] = []
+        self.calls: Calls = {} if record else runs.calls(place)
         self.held: int | None = None  # where the next run is to begin
         self.log: list[Done] = place.log[: place.done]
         self.last: dict[StorageKey, float] | None = {} if record else None
@@ -147,7 +150,8 @@ class BatchRun(TorchDispatchMode):
         """Run to the end, or to where it is stopped."""
         runs = self._runs
         batch = tree_map(lambda leaf: leaf.clone() if isinstance(leaf, Tensor) else leaf, runs.batches[self._number])
-        with runs.unchanged(), patched(*((Tensor, name, self._reader(name)) for name in _READS)):
+        patches = [(Tensor, name, self._reader(name)) for name in _READS]
+        with runs.unchanged(), patched(*patches, (nn.Module, "__call__", self._called)):
             runs.chances.restore()
             try:
                 with self:
@@ -177,10 +181,42 @@ class BatchRun(TorchDispatchMode):
             step = Step(self, number, func, args, kwargs)
             out = step.run() if self._see is None or quiet else self._see(step)
         if number in self._keep:
-            first = out[0] if isinstance(out, tuple | list) else out
-            if isinstance(first, Tensor) and not self._runs.nowhere.has(first):
-                self.made_by[number] = first
+            self._keep_result(number, out)
         return out
+
+    def _called(self, module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        """A module is called: if all of its ops are done, it need not be."""
+        begin, record = self.at, self.last is not None
+        known = None if record else self.calls.get((begin, id(module)))
+        if known is not None and known.end <= self._start and self._can_pass(begin, known.end):
+            self.at = known.end
+            with without_modes():
+                self._keep_results(begin, known.end)
+                return from_forms(known.out, self._tensor)
+        watched = Watched(module, (args, kwargs)) if record and id(module) in self._runs.modules else None
+        out = _CALL(module, *args, **kwargs)
+        if watched is not None and self.at > begin:
+            made, key = watched.result(out, self.log[begin:], self._stored), (begin, id(module))
+            self.calls[key] = None if made is None or key in self.calls else Call(self.at, made)
+        return out
+
+    def _can_pass(self, begin: int, end: int) -> bool:
+        """Whether what was asked for of some ops can be had without them."""
+        return all(self.log[number].kind == MAKE for number in self._keep if begin <= number < end)
+
+    def _keep_results(self, begin: int, end: int) -> None:
+        for number in self._keep:
+            if begin <= number < end:
+                self._keep_result(number, from_forms(self.log[number].out, self._tensor))
+
+    def _stored(self, tensor: Tensor) -> StoredView | None:
+        """A tensor that an op of this run made, or a view of it."""
+        return None if type(tensor) is not Tensor or self._key(tensor) is None else self._form(tensor, (0, 0))
+
+    def _keep_result(self, number: int, out: Any) -> None:
+        first = out[0] if isinstance(out, tuple | list) else out
+        if isinstance(first, Tensor) and not self._runs.nowhere.has(first):
+            self.made_by[number] = first
 
     def _begin(self) -> None:
         """From here on, numbers are drawn: as if all before had been."""

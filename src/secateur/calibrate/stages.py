@@ -4,9 +4,10 @@ Running a model's Python code again is cheap; its large ops are not. So a run is
 from op k the model is simply called again: up to there no op is computed. Views are made as ever, writes into memory
 are passed over (it is handed back with what was in it at k), and an op that makes a tensor gives back the one that it
 made the first time, if it is read later, or else one with the same shape and strides in memory that nobody reads.
-Numbers that the code read out of tensors are handed back. At the boundary of a transformer's block that leaves the
-hidden states and a few constants to be kept for each batch, in memory or, beyond a limit, in a file. So all batches can
-go from layer to layer in turn, in the memory of one of them, and each op is computed once.
+Numbers that the code read out of tensors are handed back. A module that did nothing but to make its result is not even
+called, once all of its ops are done (`calls`). At the boundary of a transformer's block that leaves the hidden states
+and a few constants to be kept for each batch, in memory or, beyond a limit, in a file. So all batches can go from layer
+to layer in turn, in the memory of one of them, and each op is computed once.
 
 What is read later is learnt from one whole run. Where a batch takes another way, all that its code still holds is kept;
 where a tensor is read after all that was not kept, or a model writes into memory of its own, the run starts anew.
@@ -22,6 +23,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from secateur.calibrate.calls import Calls
 from secateur.calibrate.forms import Done, Nowhere, Read, StorageKey
 from secateur.calibrate.products import Parameters
 from secateur.calibrate.resume import BatchProgress, BatchRun, NotKept, See
@@ -38,6 +40,7 @@ class RunRecord:
     last: dict[StorageKey, float]
     products: list[Read]
     whole: bool  # whether it wrote into nothing but what it made
+    calls: Calls  # of modules, which need not be made again
 
     def stages(self, names: Collection[str]) -> list[tuple[str, ...]]:
         """The products with some parameters in the order of the run, those that read the same data together."""
@@ -90,6 +93,7 @@ class Runs:
     def __init__(self, model: nn.Module, batches: Sequence[Any], *, room: float = 2**28) -> None:
         self.model, self.batches = model, batches
         self.parameters = Parameters.of(model)
+        self.modules = frozenset(map(id, model.modules()))  # not those that a run makes and forgets
         self._before = Transaction(model)
         self.restarts = 0  # how often a run had to start anew
         self._spill = Spill(room)
@@ -115,13 +119,17 @@ class Runs:
         """How many ops of a batch's run are done."""
         return self._places[number].done
 
+    def calls(self, place: BatchProgress) -> Calls:
+        """The calls of modules that are known, where a run went the way of the recorded one so far."""
+        return {} if self._record is None or place.log is not self._record.log else self._record.calls
+
     def record(self, see: See | None = None) -> RunRecord:
         """What a whole run of the first batch did; `see` sees it."""
         if self._record is None or see is not None:
             run = BatchRun(self, 0, BatchProgress(), {}, see, (), record=True)
             run()
             assert run.last is not None
-            self._record = RunRecord(run.log, run.last, run.products, run.whole)
+            self._record = RunRecord(run.log, run.last, run.products, run.whole, run.calls)
         return self._record
 
     def run(self, number: int, see: See | None = None, keep: Sequence[int] = ()) -> Any:

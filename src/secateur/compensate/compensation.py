@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from secateur.calibrate import Parameters, Runs, calibrating
-from secateur.calibrate.data import taken
+from secateur.calibrate.data import Some, taken
 from secateur.calibrate.structure import Structure, structure
 from secateur.compat import Convolution, TransposedConvolution
 from secateur.compensate.moments import held_back
@@ -36,6 +36,7 @@ from secateur.surgery.bias import ensure_bias
 from secateur.surgery.cut import select
 from secateur.tracing.examples import tensors_in
 
+_JUDGES = 8  # batches on which whole models are compared
 _NOTHING = 1e-12  # an error of the output that is rounding
 
 
@@ -60,11 +61,11 @@ def carry_out(recipe: Compensation, whole: nn.Module, cut: nn.Module, plan: Plan
 def _carried_out(
     recipe: Compensation, whole: nn.Module, cut: nn.Module, plan: Plan, batches: Sequence[Any], undo: Any
 ) -> Outcome:
-    judges = sorted(held_back(len(batches))) or range(len(batches))
+    judges = _judges(len(batches))
     with calibrating(whole, cut), Runs(whole, batches) as one, Runs(cut, batches) as other:
         found = structure(one), structure(other)
         plain = _relative([_difference(one.run(n), other.run(n)) for n in judges])
-    held = len(held_back(len(batches)))
+    held = len(judges) if held_back(len(batches)) else 0
     if recipe.guarded and plain < _NOTHING:
         return Outcome((), plain, plain, ("the outputs are those of the uncut model as it is",), held=held)
     stops, again = _stops(found, cut) if recipe.weights or recipe.shifts else (frozenset(), Counter())
@@ -100,7 +101,12 @@ def _refitted(
         norms = [name for name in found[1].variances if found[1].means[name] == 1] if recipe.statistics else []
         for names in progress(made.stages(stops, norms), type(recipe).__name__):
             refit.stage(names, made)
-        return refit, _relative([_difference(*made.results(n)) for n in sorted(held) or range(len(batches))])
+        return refit, _relative([_difference(*made.results(n)) for n in _judges(len(batches))])
+
+
+def _judges(batches: int) -> Sequence[int]:
+    """Some of the batches that were held back, if any were: they tell how far the output is off, in whole runs."""
+    return Some(sorted(held_back(batches)) or range(batches), _JUDGES)
 
 
 def _stops(found: tuple[Structure, Structure], cut: nn.Module) -> tuple[frozenset[str], Counter[str]]:

@@ -241,6 +241,7 @@ class MomentStore:
 
     def _pass(self, names: set[str]) -> dict[str, list[InputMoments]]:
         """Run all batches and take in what products with some parameters read."""
+        _ = self._fisher  # takes much memory, which the moments would be held beside
         found: dict[str, dict[Part, InputMoments]] = {name: {} for name in names}
 
         def on_product(product: ParameterProduct, number: int) -> None:

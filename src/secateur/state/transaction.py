@@ -150,6 +150,16 @@ class Transaction:
         with suppress(RuntimeError, NotImplementedError):  # one without memory of its own
             self._tensors.append((tensor, tensor.data, tensor.requires_grad, grad))
 
+    def holds(self) -> bool:
+        """Whether all is as it was, but for the values of tensors."""
+        return (
+            all(_is_back(*what) for what in self._contents)
+            and all(getattr(obj, member.__name__, _NOTHING) is value for obj, member, value in self._slots)
+            and all(type(obj) is kind for obj, kind in self._classes)
+            and all(dict(vars(kind)) == before for kind, before in self._members)
+            and all(_same_memory(own, data) and own.requires_grad == learns for own, data, learns, _ in self._tensors)
+        )
+
     # putting back ----------------------------------------------------------------------------------------
 
     def roll_back(self) -> None:
@@ -188,20 +198,28 @@ def copy_of(store: Any) -> Any:
 
 def put_back(store: Any, saved: Any) -> None:
     """Make the contents of a container what they were, in their order, touching only one that differs."""
+    if _is_back(store, saved):
+        return
     base = native(store)
-    if saved is _NOTHING:
-        base.clear(store)
-    elif isinstance(store, dict):
-        if not _same(base.keys(store), saved.keys()) or not _same(base.values(store), saved.values()):
-            base.clear(store)
-            for key, value in saved.items():
-                base.__setitem__(store, key, value)
-    elif isinstance(store, list):
-        if not _same(store, saved):
-            list.__setitem__(store, slice(None), saved)
-    elif not _same(store, saved):
-        base.clear(store)
+    if isinstance(store, list):
+        list.__setitem__(store, slice(None), saved)
+        return
+    base.clear(store)
+    if isinstance(store, dict):
+        for key, value in dict(saved).items():
+            base.__setitem__(store, key, value)
+    else:
         (set.update if isinstance(store, set) else deque.extend)(store, saved)
+
+
+def _is_back(store: Any, saved: Any) -> bool:
+    """Whether a container holds what it did, in the same order."""
+    if saved is _NOTHING:
+        return not len(store)
+    if isinstance(store, dict):
+        base = native(store)
+        return _same(base.keys(store), saved.keys()) and _same(base.values(store), saved.values())
+    return _same(store, saved)
 
 
 def _same(a: Any, b: Any) -> bool:
