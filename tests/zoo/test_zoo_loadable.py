@@ -23,12 +23,30 @@ REFUSED = {  # with what the refusal must name
     "transformers efficientnet": "no counts were found",  # which does not say that there are none
     "timm regnetx_002": "cfg.bottle_ratio",  # NumPy computes the widths
 }
-OPEN = (  # of timm, by what its arguments can say
-    "convmixer_768_32 deit_tiny_patch16_224 densenet121 efficientvit_b0 fasternet_t0 ghostnet_050 "
-    "gmlp_ti16_224 levit_128s mobilenetv3_small_050 pit_ti_224 poolformerv2_s12 pvt_v2_b0 starnet_s050 "
-    "swin_tiny_patch4_window7_224 test_byobnet test_convnext test_efficientnet test_mambaout test_nfnet "
-    "test_resnet test_vit xcit_nano_12_p8_224"
-).split()
+OPEN = [  # of timm, by what its arguments can say
+    "convmixer_768_32",
+    "deit_tiny_patch16_224",
+    "densenet121",
+    "efficientvit_b0",
+    "fasternet_t0",
+    "ghostnet_050",
+    "gmlp_ti16_224",
+    "levit_128s",
+    "mobilenetv3_small_050",
+    "pit_ti_224",
+    "poolformerv2_s12",
+    "pvt_v2_b0",
+    "starnet_s050",
+    "swin_tiny_patch4_window7_224",
+    "test_byobnet",
+    "test_convnext",
+    "test_efficientnet",
+    "test_mambaout",
+    "test_nfnet",
+    "test_resnet",
+    "test_vit",
+    "xcit_nano_12_p8_224",
+]
 
 
 @pytest.fixture(scope="module")
