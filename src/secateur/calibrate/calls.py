@@ -23,14 +23,16 @@ from secateur.state.transaction import Transaction
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks")
 
 
-class Call(NamedTuple):
+class ModuleCall(NamedTuple):
     """A call of a module: the number of the op after it, and its result with forms in the place of tensors."""
 
     end: int
     out: Any
 
 
-Calls = dict[tuple[int, int], Call | None]  # by the number of the first op and the module's id; None: not to be told
+Calls = dict[
+    tuple[int, int], ModuleCall | None
+]  # by the number of the first op and the module's id; None: not to be told
 
 
 class _StrangeError(Exception):
@@ -52,7 +54,7 @@ def leaves(value: Any) -> Iterator[Any]:
         raise _StrangeError
 
 
-class Watched:
+class WatchedCall:
     """A call of a module that is about to be made, to be told afterwards whether it did more than make its result."""
 
     def __init__(self, module: nn.Module, given: Any) -> None:

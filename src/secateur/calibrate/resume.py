@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from secateur.calibrate.calls import Call, Calls, Watched
+from secateur.calibrate.calls import Calls, ModuleCall, WatchedCall
 from secateur.calibrate.forms import (
     MAKE,
     VIEW,
@@ -193,11 +193,11 @@ class BatchRun(TorchDispatchMode):
             with without_modes():
                 self._keep_results(begin, known.end)
                 return from_forms(known.out, self._tensor)
-        watched = Watched(module, (args, kwargs)) if record and id(module) in self._runs.modules else None
+        watched = WatchedCall(module, (args, kwargs)) if record and id(module) in self._runs.modules else None
         out = _CALL(module, *args, **kwargs)
         if watched is not None and self.at > begin:
             made, key = watched.result(out, self.log[begin:], self._stored), (begin, id(module))
-            self.calls[key] = None if made is None or key in self.calls else Call(self.at, made)
+            self.calls[key] = None if made is None or key in self.calls else ModuleCall(self.at, made)
         return out
 
     def _can_pass(self, begin: int, end: int) -> bool:

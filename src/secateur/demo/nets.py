@@ -4,7 +4,7 @@ import torch
 from torch import Tensor, nn
 
 
-class ResidualBlock(nn.Module):
+class ConvBlock(nn.Module):
     """Two convolutions with a skip connection."""
 
     def __init__(self, inputs: int, outputs: int, stride: int) -> None:
@@ -38,7 +38,7 @@ class ResidualNet(nn.Module):
         blocks: list[nn.Module] = []
         inputs = widths[0]
         for stage, width in enumerate(widths):
-            blocks += [ResidualBlock(inputs, width, 2 if stage else 1), ResidualBlock(width, width, 1)]
+            blocks += [ConvBlock(inputs, width, 2 if stage else 1), ConvBlock(width, width, 1)]
             inputs = width
         self.blocks = nn.Sequential(*blocks)
         self.head = nn.Linear(inputs, 10)

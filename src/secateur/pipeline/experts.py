@@ -23,7 +23,7 @@ from secateur.pipeline.depth import with_its_fields
 from secateur.planning import AxisPlan, Plan
 from secateur.planning.depth import changed_numbers
 from secateur.planning.plans import Change
-from secateur.planning.removal import Removal
+from secateur.planning.removal import BlockRemoval
 from secateur.state.held import Place, is_number, named_tensors
 from secateur.state.twin import copied
 from secateur.surgery import carry_out
@@ -32,7 +32,7 @@ from secateur.tracing.constructor import Maker
 from secateur.tracing.graph import Graph
 from secateur.tracing.makers import maker_of, with_fields
 from secateur.tracing.origins import Origin
-from secateur.verify.experts import Routed, Router, Stored
+from secateur.verify.experts import ParameterStorages, Routed, Router
 from secateur.verify.run import outputs
 
 _COUNT = re.compile(r"(num|n)_?((local|routed|total)_)?experts")
@@ -88,7 +88,7 @@ def plan_experts(graph: Graph, keep: int, batches: Any, *, loadable: bool = Fals
 
 def _mixtures(graph: Graph) -> list[_Mixture]:
     """The mixtures of a model, in the order of a run on the example."""
-    model, stored, found = graph.model, Stored(), dict[str, Router]()
+    model, stored, found = graph.model, ParameterStorages(), dict[str, Router]()
     try:
         outputs(
             model,
@@ -128,7 +128,7 @@ def _mixture(model: nn.Module, router: Router) -> _Mixture | None:
 
 def _used(graph: Graph, mixtures: Sequence[_Mixture], batches: Any) -> Mapping[str, Tensor]:
     """How many tokens go to each expert."""
-    stored = Stored()
+    stored = ParameterStorages()
     for name, tensor in named_tensors(graph.model):
         stored.note(name, tensor)
     used = {m.router.weight: torch.zeros(m.router.experts, dtype=torch.long) for m in mixtures}
@@ -155,7 +155,7 @@ def _plan(graph: Graph, mixtures: Sequence[_Mixture], keep: int, kept: Any, load
     if maker is None or fewer is None or built is None:
         told = list(_told(model, mixtures, keep))
     else:
-        told = list(changed_numbers(model, maker.build({}), built, Removal()))
+        told = list(changed_numbers(model, maker.build({}), built, BlockRemoval()))
     gone = {id(p): p for name, p in model.named_parameters() if name in kept}.values()
     less = [(p.numel() // p.shape[0] * (p.shape[0] - keep), p.element_size()) for p in gone]
     whole = [(p.numel(), p.element_size()) for p in model.parameters()]

@@ -16,19 +16,19 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from secateur.planning.removal import Removal
+from secateur.planning.removal import BlockRemoval
+from secateur.planning.told import Written
 from secateur.state.held import Key, Place, holder, is_number, items, named_tensors, put
 from secateur.tracing.constructor import Maker, numbers_in
 
-Written = tuple[Place, Any, Any]  # a place, what it holds, what it will hold
 _DEEPEST = 4
 _INDEX = re.compile(r"(layer|block|stage)?_?(idx|index|id|number|num|no|i)")
 _COUNT = re.compile(r"((num|n|number)_?(of_)?)?((hidden|encoder|decoder)_)?(layers?|blocks?)|depth")
 
 
-def followed(model: nn.Module, blocks: tuple[str, ...], maker: Maker | None) -> tuple[Removal, Maker | None]:
+def followed(model: nn.Module, blocks: tuple[str, ...], maker: Maker | None) -> tuple[BlockRemoval, Maker | None]:
     """The removal of some blocks with all that follows; and the call that builds what is left, if one was found."""
-    removed = Removal(blocks)
+    removed = BlockRemoval(blocks)
     fewer = None if maker is None else _fewer(maker, model, removed)
     if maker is None or fewer is None:
         modules = dict(model.named_modules())
@@ -44,7 +44,7 @@ def followed(model: nn.Module, blocks: tuple[str, ...], maker: Maker | None) -> 
     return replace(removed, attributes=tuple(told), lists=tuple(lists.items())), fewer
 
 
-def _entries(model: nn.Module, removed: Removal) -> Iterator[tuple[str, int, list[int]]]:
+def _entries(model: nn.Module, removed: BlockRemoval) -> Iterator[tuple[str, int, list[int]]]:
     """Each list that loses blocks: its name, how long it is, and the numbers of the entries that stay."""
     modules = dict(model.named_modules())
     for home in dict.fromkeys(block.rpartition(".")[0] for block in removed.blocks):
@@ -56,23 +56,23 @@ def _entries(model: nn.Module, removed: Removal) -> Iterator[tuple[str, int, lis
 # by the constructor -------------------------------------------------------------------------------------------------
 
 
-def _fewer(maker: Maker, model: nn.Module, removed: Removal) -> Maker | None:
+def _fewer(maker: Maker, model: nn.Module, removed: BlockRemoval) -> Maker | None:
     """The call that builds what is left of a model; None if there is none with other fields."""
-    if not _builds(maker, model, Removal()):
+    if not _builds(maker, model, BlockRemoval()):
         return None
     done: tuple[str, ...] = ()
     for home, size, stay in _entries(model, removed):
         done += tuple(block for block in removed.blocks if block.rpartition(".")[0] == home)
         fields = [place for place, value in maker.fields().items() if is_number(value) and value == size]
         tried = (_changed(maker, place, size, stay, lists=lists) for place in fields for lists in (True, False))
-        found = next((each for each in tried if _builds(each, model, Removal(done))), None)
+        found = next((each for each in tried if _builds(each, model, BlockRemoval(done))), None)
         if found is None:
             return None
         maker = found
     return maker
 
 
-def _builds(maker: Maker, model: nn.Module, removed: Removal) -> bool:
+def _builds(maker: Maker, model: nn.Module, removed: BlockRemoval) -> bool:
     """Whether a call builds what is left of a model, by the names and shapes of its tensors."""
     try:
         made = maker.build({})
@@ -98,7 +98,7 @@ def _changed(maker: Maker, place: Place, size: int, stay: list[int], *, lists: b
     return Maker(maker.function, arguments)
 
 
-def changed_numbers(model: nn.Module, base: nn.Module, built: nn.Module, removed: Removal) -> Iterator[Written]:
+def changed_numbers(model: nn.Module, base: nn.Module, built: nn.Module, removed: BlockRemoval) -> Iterator[Written]:
     """Whole numbers of a model that its constructor makes others in what is left."""
     before, mine = numbers_in(base), numbers_in(model)
     for place, now in numbers_in(built).items():
@@ -108,7 +108,7 @@ def changed_numbers(model: nn.Module, base: nn.Module, built: nn.Module, removed
             yield old, was, now
 
 
-def _lists(model: nn.Module, base: nn.Module, built: nn.Module, removed: Removal) -> Iterator[tuple[Place, Any]]:
+def _lists(model: nn.Module, base: nn.Module, built: nn.Module, removed: BlockRemoval) -> Iterator[tuple[Place, Any]]:
     """Lists that the constructor makes shorter by the entries of blocks that go."""
     before, after, mine = _lists_in(base), _lists_in(built), _lists_in(model)
     for place, now in after.items():
@@ -144,7 +144,7 @@ def _lists_in(model: nn.Module) -> dict[Place, Any]:
 # by their names -----------------------------------------------------------------------------------------------------
 
 
-def _indices(modules: Mapping[str, nn.Module], removed: Removal) -> Iterator[Written]:
+def _indices(modules: Mapping[str, nn.Module], removed: BlockRemoval) -> Iterator[Written]:
     """Numbers by which each block of a list knows which one it is."""
     for home, size, stay in _entries(modules[""], removed):
         blocks = [(f"{home}.{key}".lstrip("."), block) for key, block in modules[home]._modules.items()]
@@ -158,7 +158,7 @@ def _indices(modules: Mapping[str, nn.Module], removed: Removal) -> Iterator[Wri
                         yield Place(owner, place.path), first + i, first + new
 
 
-def _counts(modules: Mapping[str, nn.Module], removed: Removal) -> Iterator[Written]:
+def _counts(modules: Mapping[str, nn.Module], removed: BlockRemoval) -> Iterator[Written]:
     """Numbers beside a list that say how many blocks it has."""
     for home, size, stay in _entries(modules[""], removed):
         owner = home.rpartition(".")[0]

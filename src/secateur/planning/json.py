@@ -10,7 +10,7 @@ from secateur.errors import PlanError
 from secateur.planning import example_recipe
 from secateur.planning.masks import MaskTable, read_masks
 from secateur.planning.plans import AxisPlan, Change, Kept, Plan
-from secateur.planning.removal import Removal
+from secateur.planning.removal import BlockRemoval
 from secateur.state.held import Key, Place
 from secateur.tracing.origins import Origin
 
@@ -59,7 +59,7 @@ def _written_data(attributes: Sequence[tuple[Place, Any, Any]]) -> list[dict[str
     return [{**_place_data(place), "was": was, "value": value} for place, was, value in attributes]
 
 
-def _removal_data(removed: Removal) -> dict[str, Any]:
+def _removal_data(removed: BlockRemoval) -> dict[str, Any]:
     return {
         "blocks": list(removed.blocks),
         "attributes": _written_data(removed.attributes),
@@ -159,7 +159,7 @@ def from_data(data: Any) -> Plan:
             fields=_fields(data.get("fields", {})),
             origin=origin_from(data["origin"]) if "origin" in data else None,
             routers=_names(data.get("routers", []), "routers"),
-            removed=_removal(data["removed"]) if "removed" in data else Removal(),
+            removed=_removal(data["removed"]) if "removed" in data else BlockRemoval(),
         )
     except RecursionError:
         raise PlanError("this is not a plan: it is nested too deeply") from None
@@ -176,12 +176,12 @@ def _names(items: Any, what: str) -> tuple[str, ...]:
     return tuple(names)
 
 
-def _removal(item: Any) -> Removal:
+def _removal(item: Any) -> BlockRemoval:
     item = _mapping(item, "removed")
     blocks = _names(item.get("blocks"), "blocks")
     lists = _places(item.get("lists"), "lists").items()
     kept = tuple((place, _positions(entry.get("keep"), str(place), ())) for place, entry in lists)
-    return Removal(blocks, _written(item.get("attributes")), kept)
+    return BlockRemoval(blocks, _written(item.get("attributes")), kept)
 
 
 def _example(how: Any) -> Any:

@@ -21,7 +21,7 @@ from secateur.planning.loadable import Loadable, named_fields
 from secateur.planning.names import Named
 from secateur.planning.problem import Chosen, CostModel, PruningProblem
 from secateur.planning.reasons import nothing_to_cut
-from secateur.planning.removal import Removal, without
+from secateur.planning.removal import BlockRemoval, without
 from secateur.planning.targets import Budget, Budgets, Ratio, Target, target_of
 from secateur.planning.told import kept_twice, told_sizes
 from secateur.state.held import Place
@@ -87,7 +87,7 @@ class Plan:
     fields: Mapping[str, Any] = field(default_factory=dict)  # of a loadable plan: the constructor's new values
     origin: Origin | None = field(default=None, repr=False)  # how the full-size model is built, where that is known
     routers: tuple[str, ...] = ()  # weights that score experts: one without a row is never chosen
-    removed: Removal = field(default_factory=Removal)  # blocks that go first; all else is in the names that are left
+    removed: BlockRemoval = field(default_factory=BlockRemoval)  # blocks that go first; other names are those left then
 
     @property
     def keep(self) -> dict[str, dict[int, Tensor]]:
@@ -121,7 +121,7 @@ class Plan:
         if second.removed:
             first = replace(without(self, second.removed), removed=self.removed.then(second.removed))
             fields = {**self.fields, **second.fields} if self.loadable and second.loadable else {}
-            return replace(first.then(replace(second, removed=Removal())), fields=fields)
+            return replace(first.then(replace(second, removed=BlockRemoval())), fields=fields)
         kept = {name: _compose(name, self.kept.get(name, {}), dims) for name, dims in second.kept.items()}
         held = dict(self.kept_in_attributes)
         for place, dims in second.kept_in_attributes:

@@ -17,10 +17,10 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Removal:
+class BlockRemoval:
     """The blocks that go, by name, with numbers (where, before and after) and lists (which entries stay) that follow.
 
-    >>> gone = Removal(("layers.1", "layers.3"))
+    >>> gone = BlockRemoval(("layers.1", "layers.3"))
     >>> gone.after("layers.2.weight"), gone.after("layers.3.weight"), gone.before("layers.2.weight")
     ('layers.1.weight', None, 'layers.4.weight')
     """
@@ -42,7 +42,7 @@ class Removal:
         """What that was called before which is called so without the blocks."""
         return self._renamed(name, _earlier, new=True)
 
-    def then(self, second: Removal) -> Removal:
+    def then(self, second: BlockRemoval) -> BlockRemoval:
         """This removal and, on the model that it leaves, a second one, as a single one."""
         numbers = {place: (was, now) for place, was, now in self.attributes}
         for place, was, now in second.attributes:
@@ -53,7 +53,7 @@ class Removal:
             place = _moved(place, self.before)
             lists[place] = tuple(lists[place][i] for i in kept) if place in lists else kept
         blocks = (*self.blocks, *map(self.before, second.blocks))
-        return Removal(blocks, tuple((place, *pair) for place, pair in numbers.items()), tuple(lists.items()))
+        return BlockRemoval(blocks, tuple((place, *pair) for place, pair in numbers.items()), tuple(lists.items()))
 
     def _renamed(self, name: str, number: Callable[[int, list[int]], int], *, new: bool) -> str:
         """A name with another number for each list that loses blocks; `new`: it is one without these."""
@@ -82,7 +82,7 @@ def _moved(place: Place, name: Callable[[str], str]) -> Place:
     return Place(name(place.owner), place.path)
 
 
-def without(plan: Plan, removed: Removal) -> Plan:
+def without(plan: Plan, removed: BlockRemoval) -> Plan:
     """What a plan does where some blocks are not there, in the names that are left then."""
 
     def places(entries: Any) -> Any:
@@ -105,4 +105,4 @@ def without(plan: Plan, removed: Removal) -> Plan:
     )
 
 
-__all__ = ["Removal", "without"]
+__all__ = ["BlockRemoval", "without"]

@@ -11,7 +11,7 @@ from torch import nn
 
 from secateur.errors import PlanError
 from secateur.planning.plans import Plan
-from secateur.planning.removal import Removal
+from secateur.planning.removal import BlockRemoval
 from secateur.state.held import read, write
 from secateur.state.own import own_what_is_written
 from secateur.surgery.places import check_numbers, reached
@@ -19,11 +19,11 @@ from secateur.surgery.places import check_numbers, reached
 LISTS = (nn.ModuleList, nn.Sequential)  # what runs its entries in their order, whatever their number
 
 
-def remove_blocks(model: nn.Module, removed: Removal, optimizer: torch.optim.Optimizer | None = None) -> None:
+def remove_blocks(model: nn.Module, removed: BlockRemoval, optimizer: torch.optim.Optimizer | None = None) -> None:
     """Take blocks out of a model, in place; what follows them moves up. Nothing changes before all of it fits.
 
     >>> net = nn.Sequential(nn.Linear(2, 2), nn.ReLU(), nn.Linear(2, 3))
-    >>> remove_blocks(net, Removal(("1",)))
+    >>> remove_blocks(net, BlockRemoval(("1",)))
     >>> net
     Sequential(
       (0): Linear(in_features=2, out_features=2, bias=True)
@@ -49,14 +49,14 @@ def shortened(model: nn.Module, plan: Plan, optimizer: torch.optim.Optimizer | N
     """Take the blocks out of a model that a plan removes; what is left to do."""
     if plan.removed:
         remove_blocks(model, plan.removed, optimizer)
-    return replace(plan, removed=Removal())
+    return replace(plan, removed=BlockRemoval())
 
 
-def set_aside(model: nn.Module, removed: Removal) -> None:
+def set_aside(model: nn.Module, removed: BlockRemoval) -> None:
     """Give what stays the names that it has without some blocks, which run on: a model to compare with, name by name.
 
     >>> net = nn.Sequential(nn.Linear(2, 2), nn.ReLU(), nn.Linear(2, 3))
-    >>> set_aside(net, Removal(("1",)))
+    >>> set_aside(net, BlockRemoval(("1",)))
     >>> [name for name, _ in net.named_children()]
     ['0', 'without 1', '1']
     """
@@ -102,7 +102,7 @@ def _let_go(optimizer: torch.optim.Optimizer, gone: set[int]) -> None:
         del optimizer.state[parameter]
 
 
-def check_removal(model: nn.Module, removed: Removal) -> None:
+def check_removal(model: nn.Module, removed: BlockRemoval) -> None:
     """Refuse to remove what is not there, is no entry of a list, or is all that a list has."""
     modules = dict(model.named_modules())
     for block in removed.blocks:

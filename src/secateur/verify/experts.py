@@ -31,7 +31,7 @@ class Router:
     chosen: int
 
 
-class Stored:
+class ParameterStorages:
     """The tensors of a model by the memory that they are in, also where an op reads a view of one."""
 
     def __init__(self) -> None:
@@ -57,7 +57,7 @@ class Stored:
 class Routed(TorchDispatchMode):
     """A run that shows the routers: `chose(router, experts)` is called with the numbers of the experts taken."""
 
-    def __init__(self, stored: Stored, chose: Callable[[Router, Tensor], object]) -> None:
+    def __init__(self, stored: ParameterStorages, chose: Callable[[Router, Tensor], object]) -> None:
         super().__init__()
         self._stored, self._chose = stored, chose
         self._scores: dict[int, tuple[str, int]] = {}  # by identity: whose scores a tensor is, and of how many
@@ -85,7 +85,7 @@ class Routed(TorchDispatchMode):
 class Closed(TorchDispatchMode):
     """A run in which some experts are never chosen: {the name of a router: the numbers of the experts that stay}."""
 
-    def __init__(self, stored: Stored, stay: Mapping[str, Sequence[int]]) -> None:
+    def __init__(self, stored: ParameterStorages, stay: Mapping[str, Sequence[int]]) -> None:
         super().__init__()
         self._stored, self._stay = stored, stay
 
@@ -99,4 +99,4 @@ class Closed(TorchDispatchMode):
         return out.masked_fill(gone, float("-inf"))
 
 
-__all__ = ["Closed", "Routed", "Router", "Stored"]
+__all__ = ["Closed", "Routed", "Router", "ParameterStorages"]

@@ -26,7 +26,7 @@ from secateur.state.held import Place, named_tensors
 from secateur.tracing.examples import tensors_in
 from secateur.tracing.rehearsal import NumberCall
 from secateur.verify.absence import Absence
-from secateur.verify.experts import Closed, Stored
+from secateur.verify.experts import Closed, ParameterStorages
 from secateur.verify.numbers import Replayed
 from secateur.verify.run import Values, Within, outputs
 
@@ -74,7 +74,7 @@ def expected(
             tensor.index_fill_(dim, gone.nonzero().flatten(), fill if tensor.is_floating_point() else 0)
         return tensor
 
-    stored = Stored()
+    stored = ParameterStorages()
     stay = {name: plan.kept[name][0] for name in plan.routers if 0 in plan.kept.get(name, {})}
 
     def changed(name: str, tensor: Tensor) -> Tensor:
