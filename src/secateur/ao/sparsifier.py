@@ -352,8 +352,8 @@ class BaseSparsifier(_Hooks, abc.ABC):
 
 def _take_off(module: nn.Module, name: str) -> None:
     """Leave a tensor with its mask multiplied in, in its own memory where it is spread over ranks."""
-    at_rest(module.parametrizations[name])  # type: ignore[index]
-    masks = module.parametrizations[name]  # type: ignore[index]
+    masks: nn.Module = module.parametrizations[name]  # type: ignore[index, assignment]
+    at_rest(masks)
     original = masks.original
     spread = isinstance(original, dtensor() or ())
     if spread:
