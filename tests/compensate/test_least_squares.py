@@ -36,7 +36,7 @@ def test_the_solution_is_that_of_a_plain_least_squares_fit() -> None:
     net, x = mlp(), torch.randn(500, 6)
     plan = sec.plan(sec.trace(net, x), sec.Ratio(0.5))
     whole = copy.deepcopy(net)
-    sec.apply(net, plan, compensate=sec.LeastSquares([x[:300], x[300:]], ridge=1e-12))  # up to a million times that
+    sec.apply(net, plan, compensate=sec.LeastSquares([x[:300], x[300:]], ridge=1e-9))
     kept = torch.tensor(plan.axes[0].keep)
     inputs = torch.relu(whole[0](x))[:, kept].detach().double().numpy()
     design = np.concatenate([inputs, np.ones((500, 1))], 1)

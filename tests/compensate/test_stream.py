@@ -15,8 +15,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from transformers import LlamaConfig, LlamaForCausalLM
 
 import secateur as sec
-from secateur.compensate.moments import Folds, held_back
-from secateur.compensate.moments import fitted as fit
+from secateur.compensate.moments import held_back
 
 _MEMORY = """
 import resource, sys
@@ -151,22 +150,3 @@ def test_batches_on_which_a_model_goes_another_way_are_refused() -> None:
     with pytest.raises(sec.CalibrationError, match=r"batch 1 does not come to one.weight"):
         sec.apply(model, plan, compensate=sec.LeastSquares(data))
     assert all(torch.equal(model.state_dict()[name], value) for name, value in before.items())
-
-
-def test_few_noisy_rows_hold_weights_as_near_as_they_have_to_be() -> None:
-    torch.manual_seed(0)
-    true = torch.randn(1, 4, 60)
-    start = true + 0.05 * torch.randn(1, 4, 60)
-
-    def rows(count: int) -> tuple[torch.Tensor, torch.Tensor]:
-        x = torch.randn(1, count, 60)
-        return x, x @ true.mT + 3 * torch.randn(1, count, 4)
-
-    folds, fresh = Folds(held_back(8)), Folds(frozenset())
-    for batch in range(8):
-        folds.of(batch).add(*rows(40 if batch < 7 else 4000))
-    fresh.of(0).add(*rows(4000))
-    errors = [float(fresh.fit.error(folds.fit.solve(start, 1e-3 * 10**n, False)[0], None).sum()) for n in range(7)]
-    chosen = float(fresh.fit.error(fit(folds, start, 1e-3, False)[0], None).sum())
-    assert chosen < min(errors[:4])  # a thousand times the least ridge would not do
-    assert chosen == pytest.approx(min(errors), rel=1e-3)

@@ -44,7 +44,7 @@ class LeastSquares(Compensation):
     Layer by layer, in the order in which they run, every weight that is multiplied with data is solved for anew: its
     inputs are those of the cut model so far, its outputs should be those of the uncut model. Where the result is added
     to a residual stream, it also makes up for what that stream is off. `ridge`, a share of the inputs' mean square,
-    holds weights near what they were; up to a million times as much, if that does better on batches that were held
+    holds weights near what they were; up to a thousand times as much, if that does better on batches that were held
     back: one in eight, which are not fitted to. A layer that does no better on these stays as it is. (Of fewer than
     four batches none is held back; two halves judge each other.) With `bias=True`, a layer without a bias gets one
     where positions that it reads are gone and no batch norm follows. Batch norms that do not follow a refitted layer
