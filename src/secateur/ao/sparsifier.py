@@ -352,7 +352,7 @@ class BaseSparsifier(_Hooks, abc.ABC):
 
 def _take_off(module: nn.Module, name: str) -> None:
     """Leave a tensor with its mask multiplied in, in its own memory where it is spread over ranks."""
-    masks: nn.Module = module.parametrizations[name]  # type: ignore[index, assignment]
+    masks: Any = module.parametrizations[name]  # type: ignore[index]
     at_rest(masks)
     original = masks.original
     spread = isinstance(original, dtensor() or ())
