@@ -54,6 +54,7 @@ def test_the_sweep_is_of_accuracy(whole: tuple[DemoOutcome, ...]) -> None:
         assert outcome.sweep.curve[-1].metric < outcome.sweep.whole
 
 
+@pytest.mark.slow  # two whole demos
 def test_deterministic_and_seeded() -> None:
     state = torch.get_rng_state()
     one, two = run(1, quick=True), run(1, quick=True)

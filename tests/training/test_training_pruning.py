@@ -139,7 +139,7 @@ def refuses_averages(ema, message, kind):
     assert all(torch.equal(before[name], value) for name, value in other.state_dict().items())
 
 
-@pytest.mark.parametrize("average", ["timm", "torch"])
+@pytest.mark.parametrize("average", [pytest.param("timm", marks=pytest.mark.slow), "torch"])
 def test_averages_that_nobody_told_of_are_refused(average):
     from timm.utils import ModelEmaV3
 

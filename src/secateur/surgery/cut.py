@@ -22,8 +22,8 @@ from secateur.surgery.places import check_numbers, reached
 from secateur.surgery.refresh import refresh
 
 Shrunk = tuple[Tensor, Tensor, Tensor | None]  # a tensor that is cut, what is left of it, what is left of its gradient
-_CHUNK = {"cpu": 2**16}  # elements that are held at a time beside what is made of them
-_FEW = 2**24  # on a device, where each piece is a kernel to be launched
+_CHUNK = 2**16  # elements that are held at a time beside what is made of them
+_DEVICE_CHUNK = 2**24  # on a device, where each piece is a kernel to be launched
 
 
 def carry_out(model: nn.Module, plan: Plan, optimizer: torch.optim.Optimizer | None = None) -> None:
@@ -144,7 +144,8 @@ def _fill(new: Tensor, old: Tensor, kept: Mapping[int, Sequence[int]]) -> Tensor
     if not others:
         return torch.index_select(old, along, rows, out=new)
     *middle, (last, columns) = others
-    step = max(1, _CHUNK.get(old.device.type, _FEW) * old.shape[along] // max(old.numel(), 1))
+    chunk = _CHUNK if old.device.type == "cpu" else _DEVICE_CHUNK
+    step = max(1, chunk * old.shape[along] // max(old.numel(), 1))
     for start in range(0, len(rows), step):
         part = old.index_select(along, rows[start : start + step])
         for dim, positions in middle:
