@@ -9,7 +9,7 @@ ECOSYSTEM := .venv-ecosystem
 export HF_HUB_OFFLINE := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-oldest ecosystem lint docs zoo fuzz bench bench-masks bench-ao bench-trace bench-cut bench-scale bench-accuracy bench-recovery bench-sparse-training clean
+.PHONY: help setup demo test test-oldest ecosystem lint docs zoo fuzz mutations bench bench-masks bench-ao bench-trace bench-cut bench-scale bench-accuracy bench-recovery bench-sparse-training clean
 
 help: ## explain every target
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-14s %s\n", $$1, $$2}'
@@ -56,6 +56,9 @@ zoo: setup ## the whole model zoo, and every test that is too slow for `make tes
 
 fuzz: setup ## many thousands of new random networks and layouts; what fails is kept in tests/fuzz/cases (slow)
 	SECATEUR_FUZZ=5000 $(BIN)/pytest --timeout 36000 -n 2 tests/fuzz tests/axes
+
+mutations: setup ## break each mechanism on purpose, one at a time, and see whether a test notices (slow)
+	$(BIN)/python tools/mutations.py
 
 bench: bench-masks bench-ao bench-trace bench-cut ## every benchmark, side by side with the peers
 
