@@ -61,7 +61,7 @@ MUTATIONS = [
         "return iter(())",
         f"tests/tracing/test_trace_sizes.py {BEYOND}",
     ),
-    Mutation("sizes/explain.py:Explainer.compare", "return None", "tests/tracing/test_trace_sizes.py"),
+    Mutation("sizes/explain.py:Explainer.compare", "return None", "tests/tracing tests/contract"),
     Mutation(
         "sizes/explain.py:Explainer.equal_counts", "return None", "tests/tracing tests/contract/test_commutation.py"
     ),

@@ -11,8 +11,10 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
+from transformers import LlamaConfig, LlamaForCausalLM
 
 import secateur as sec
+from oracle import each_axis
 
 
 def zeroed(full: nn.Module, plan: sec.Plan) -> nn.Module:
@@ -328,3 +330,16 @@ def test_a_size_that_becomes_a_number_is_not_exact_and_follows_the_cut(kind: str
 @pytest.mark.parametrize("number", [lambda h: 4.0, lambda h: 4.0 / h.shape[0]])
 def test_other_numbers_are_exact(number: Any) -> None:
     assert all(axis.exact for axis in sec.trace(Scaled(number), torch.randn(2, 6)).axes)
+
+
+def test_attention_with_a_mask_is_seen_where_the_example_has_none() -> None:
+    """Transformers repeats keys and values itself where there is a mask, and leaves it to torch where there is none."""
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 48, "intermediate_size": 64, "num_hidden_layers": 1, "vocab_size": 50}
+    model = LlamaForCausalLM(LlamaConfig(**sizes, num_attention_heads=6, num_key_value_heads=3)).eval()
+    words = torch.arange(8).reshape(2, 4)
+    graph = sec.trace(model, {"input_ids": words})
+    sec.apply(model, sec.plan(graph, each_axis(graph, 0.5)))
+    assert model.model.layers[0].self_attn.k_proj.out_features == 8
+    mask = torch.tensor([[0, 1, 1, 1], [1, 1, 1, 1]])
+    assert bool(model(input_ids=words, attention_mask=mask).logits.isfinite().all())
