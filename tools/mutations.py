@@ -61,11 +61,11 @@ MUTATIONS = [
         "return iter(())",
         f"tests/tracing/test_trace_sizes.py {BEYOND}",
     ),
-    Mutation("sizes/explain.py:Explainer.compare", "return None", "tests/tracing tests/contract"),
+    Mutation("sizes/explain.py:Explainer.compare", "return None", "tests/tracing/test_trace_views.py"),
     Mutation(
         "sizes/explain.py:Explainer.equal_counts", "return None", "tests/tracing tests/contract/test_commutation.py"
     ),
-    Mutation("sizes/explain.py:Explainer.multiple", "return None", "tests/tracing tests/contract"),
+    Mutation("sizes/explain.py:Explainer.multiple", "return None", "tests/verify/test_verify_experts.py"),
     Mutation("tracing/equations.py:Equations._tighten", "return constraints", "tests/tracing/test_trace_sizes.py"),
     Mutation("tracing/equations.py:Equations._open", "return []", "tests/tracing/test_trace_sizes.py tests/tracing"),
     Mutation("planning/counts.py:_search", "return dict(wanted)", "tests/planning"),
