@@ -19,9 +19,8 @@ from torch import Tensor, nn
 from secateur.planning.removal import BlockRemoval
 from secateur.planning.told import Written
 from secateur.state.held import Key, Place, holder, is_number, items, named_tensors, put
-from secateur.tracing.constructor import Maker, numbers_in
+from secateur.tracing.constructor import Maker, held_in, numbers_in
 
-_DEEPEST = 4
 _INDEX = re.compile(r"(layer|block|stage)?_?(idx|index|id|number|num|no|i)")
 _COUNT = re.compile(r"((num|n|number)_?(of_)?)?((hidden|encoder|decoder)_)?(layers?|blocks?)|depth")
 
@@ -123,22 +122,8 @@ def _lists(model: nn.Module, base: nn.Module, built: nn.Module, removed: BlockRe
 
 def _lists_in(model: nn.Module) -> dict[Place, Any]:
     """Plain lists and tuples that a model's modules hold, also in plain objects."""
-    found: dict[Place, Any] = {}
-    seen: set[int] = set()
-
-    def visit(value: Any, place: Place) -> None:
-        if type(value) in (list, tuple) and not any(isinstance(each, Tensor | nn.Module) for each in value):
-            found[place] = value
-            return
-        store = None if isinstance(value, Tensor) or (place.path and isinstance(value, nn.Module)) else holder(value)
-        if store is not None and id(store) not in seen and len(place.path) <= _DEEPEST:
-            seen.add(id(store))
-            for step, each in items(store, value):
-                visit(each, place.at(step))
-
-    for name, module in model.named_modules():
-        visit(module, Place(name, ()))
-    return found
+    inside = Tensor | nn.Module
+    return held_in(model, lambda value: type(value) in (list, tuple) and not any(isinstance(e, inside) for e in value))
 
 
 # by their names -----------------------------------------------------------------------------------------------------

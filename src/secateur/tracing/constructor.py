@@ -319,7 +319,7 @@ def _speaks_of_axes(expr: Expr) -> bool:
 
 def numbers_in(model: nn.Module) -> dict[Place, Any]:
     """The whole numbers and floats that a model's modules hold, also in plain containers and objects."""
-    return _held_in(model, lambda value: is_number(value) or isinstance(value, float))
+    return held_in(model, lambda value: is_number(value) or isinstance(value, float))
 
 
 def switches_in(model: nn.Module) -> dict[Place, Any]:
@@ -329,10 +329,11 @@ def switches_in(model: nn.Module) -> dict[Place, Any]:
     {'': 'ReLU', 'training': True, 'inplace': True}
     """
     kinds = {Place(name, ()): type(module).__name__ for name, module in model.named_modules()}
-    return {**kinds, **_held_in(model, lambda value: isinstance(value, bool | str))}
+    return {**kinds, **held_in(model, lambda value: isinstance(value, bool | str))}
 
 
-def _held_in(model: nn.Module, wanted: Callable[[Any], bool]) -> dict[Place, Any]:
+def held_in(model: nn.Module, wanted: Callable[[Any], bool]) -> dict[Place, Any]:
+    """What is wanted of all that a model's modules hold, also in plain containers and objects."""
     found: dict[Place, Any] = {}
     seen: set[int] = set()
 
@@ -354,4 +355,5 @@ def _held_in(model: nn.Module, wanted: Callable[[Any], bool]) -> dict[Place, Any
     return found
 
 
-__all__ = ["Constructed", "Field", "Maker", "Sized", "constructed", "numbers_in", "switches_in", "without_weights"]
+__all__ = ["Constructed", "Field", "Maker", "Sized", "constructed", "held_in", "numbers_in", "switches_in"]
+__all__ += ["without_weights"]
