@@ -98,6 +98,9 @@ MUTATIONS = [
     Mutation("verify/copies.py:copies_alike", "return True", f"tests/verify tests/surgery {BEYOND}"),
     Mutation("verify/numbers.py:way_of", "return []", f"tests/verify {BEYOND}"),
     Mutation("verify/run.py:drawn", "return None", "tests/verify/test_verify_chance.py"),
+    # blocks and experts that go
+    Mutation("planning/depth.py:changed_numbers", "yield from ()", "tests/pipeline/test_depth.py"),
+    Mutation("planning/depth.py:_lists_in", "return {}", "tests/pipeline/test_depth.py"),
     # what a constructor builds
     Mutation("planning/loadable.py:_check_shapes", "return None", "tests/planning/test_plan_loadable.py"),
     Mutation("planning/loadable.py:_check_tables", "return None", "tests/planning/test_plan_loadable.py"),
