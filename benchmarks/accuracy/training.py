@@ -69,6 +69,8 @@ def recover(
         return task.loss(lambda *_, **__: output, batch)
 
     teacher = task.load().eval()
+    for each in (model, teacher):  # a fifth less time for convolutions on a CPU
+        each.to(memory_format=torch.channels_last)
     return sec.recover(
         model,
         teacher,
