@@ -7,13 +7,14 @@ torch lacks is replaced by what does the same, or the import fails with a messag
 from __future__ import annotations
 
 import sys
+import warnings
 from collections.abc import Callable, Iterator
 from functools import cache
 from types import FunctionType, TracebackType
 from typing import Any, Literal
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.jit import ScriptFunction
 
 from secateur.errors import TorchError
@@ -295,6 +296,30 @@ def default_store() -> Any:
     return _get_default_store()
 
 
+def write_parts(tensors: dict[str, Tensor], folder: str, *, alone: bool) -> str:
+    """Have each rank write its part of some tensors in safetensors, or one by itself; why it failed, on every rank."""
+    with _needed("to write distributed checkpoints without pickle"):
+        from torch.distributed.checkpoint.api import CheckpointException
+        from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageWriter
+        from torch.distributed.checkpoint.state_dict_saver import save
+
+        writer = HuggingFaceStorageWriter(folder, save_distributed=True)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # that there is no process group
+            save(tensors, storage_writer=writer, no_dist=alone)
+    except CheckpointException as error:
+        return next((f"{type(each[0]).__name__}: {each[0]}" for each in error.failures.values()), str(error))
+    return ""
+
+
+def own_box(tensor: Any) -> tuple[tuple[int, ...], tuple[int, ...]] | None:
+    """Where this rank's part of a tensor that is spread over ranks begins, and its shape; None if it has several."""
+    with _needed("to tell which part of a tensor a rank has"):
+        found = [(tuple(one.offsets), tuple(one.sizes)) for one in tensor.__create_chunk_list__()]
+    return found[0] if len(found) == 1 else None
+
+
 def dtensor() -> Any:
     """The class of tensors that are spread over ranks; None as long as nobody has imported it, so that none exist."""
     return getattr(sys.modules.get("torch.distributed.tensor"), "DTensor", None)
@@ -362,4 +387,4 @@ __all__ += ["missing", "reads_out", "redispatch_function", "schema", "script_sou
 __all__ += ["strong_storage", "takes_sizes", "transform_level", "tree_leaves", "tree_map", "uncompiled", "version"]
 __all__ += ["without_modes", "without_torch_function"]
 __all__ += ["bound_to_shapes", "default_store", "dtensor", "fsdp1", "fsdp_module", "lay_out_anew", "sharded_places"]
-__all__ += ["sharding_states"]
+__all__ += ["own_box", "sharding_states", "write_parts"]

@@ -20,6 +20,7 @@ from torch import Tensor, nn
 
 import secateur as sec
 from secateur import ao, prune
+from secateur.compensate import moments
 from secateur.training import GMP, SparseTraining
 
 DEVICE = torch.device("privateuseone", 0)  # as torch calls it before it has a name
@@ -160,7 +161,8 @@ def compressed() -> None:
 
 @job
 def host_rarely_waits() -> None:
-    """How often per batch does not depend on the number of layers."""
+    """How often per batch does not depend on the number of layers, nor how often per layer on its width."""
+    moments._TIMES = (1,)  # how many ridges are tried depends on the data
 
     def waits(layers: int, batches: int) -> int:
         torch.manual_seed(1)
@@ -177,6 +179,43 @@ def host_rarely_waits() -> None:
 
     per_batch = [(waits(layers, 7) - waits(layers, 4)) / 3 for layers in (2, 4)]
     assert per_batch == [2, 2], per_batch  # the output that is projected; whether all is finite
+
+    def refitted(width: int) -> int:
+        torch.manual_seed(1)
+        model = nn.Sequential(nn.Linear(8, width), nn.ReLU(), nn.Linear(width, 4)).to(DEVICE)
+        data = [torch.randn(64, 8, device=DEVICE) for _ in range(4)]
+        plan = sec.plan(sec.trace(model, data[0]), sec.Ratio(0.5))
+        with counted() as found:
+            sec.apply(model, plan, verify=False, compensate=sec.LeastSquares(data))
+        return found.waits
+
+    assert refitted(16) == refitted(64)
+
+
+@job
+def solved_on_the_device() -> None:
+    """Second moments are summed, solved and eliminated where they are; only what is decided by comes to the host."""
+    where: dict[str, set[str]] = {}
+
+    def watched(name: str) -> Any:
+        real = getattr(torch.linalg, name)
+
+        def solve(matrix: Tensor, *args: Any, **more: Any) -> Any:
+            where.setdefault(name, set()).add(matrix.device.type)
+            return real(matrix, *args, **more)
+
+        return real, solve
+
+    solvers = {name: watched(name) for name in ("cholesky_ex", "solve_triangular")}
+    try:
+        for name, (_, solve) in solvers.items():
+            setattr(torch.linalg, name, solve)
+        model, batches = words(1).to(DEVICE), [batch.to(DEVICE) for batch in texts(3)]
+        sec.compress(model, batches[0], sec.Macs(0.6), batches, timed=False)
+    finally:
+        for name, (real, _) in solvers.items():
+            setattr(torch.linalg, name, real)
+    assert where == {"cholesky_ex": {"pretend"}, "solve_triangular": {"pretend"}}, where
 
 
 @job

@@ -15,7 +15,16 @@ from pretend import COMPILER, built
 HERE = Path(__file__).parent
 CUTTING = ["refuses_mixed_devices", "every_criterion", "cut_and_verified", "half_precision", "plans_from_elsewhere"]
 CUTTING += ["without_values", "few_kernels", "saved_and_loaded", "rounds_that_are_taken_up", "random_numbers_stay"]
-DATA = ["compressed", "host_rarely_waits", "masks", "sparsifiers", "zeros_in_one_shot", "training", "others"]
+DATA = [
+    "compressed",
+    "host_rarely_waits",
+    "solved_on_the_device",
+    "masks",
+    "sparsifiers",
+    "zeros_in_one_shot",
+    "training",
+    "others",
+]
 
 pytestmark = pytest.mark.skipif(COMPILER is None, reason="no g++ that could build the pretend device")
 

@@ -2,9 +2,10 @@
 
 import learning
 import masking
+import parting
 import replicas
 import sharding
 from processes import work
 
 if __name__ == "__main__":
-    work({**vars(replicas), **vars(sharding), **vars(learning), **vars(masking)})
+    work({**vars(replicas), **vars(sharding), **vars(learning), **vars(masking), **vars(parting)})

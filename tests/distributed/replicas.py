@@ -5,6 +5,7 @@ import hashlib
 import os
 import time
 from pathlib import Path
+from typing import ClassVar
 
 import torch
 import torch.distributed as dist
@@ -33,6 +34,38 @@ def dealt(world):
     return [each[i] for i in range(max(SPLIT[world])) for each in per_rank if i < len(each)]
 
 
+class Runs:
+    """Which batches a model, and each copy of it, was run on; kept by name, as copies share no lists."""
+
+    seen: ClassVar[set[float]] = set()
+
+    def __init__(self, *models):
+        Runs.seen = set()
+        for model in models:
+            model.register_forward_pre_hook(note_batch)
+
+    @staticmethod
+    def of(batches):
+        return {float(batch.double().sum()) for batch in batches}
+
+
+def note_batch(_, inputs):
+    if not isinstance(inputs[0], torch._subclasses.FakeTensor) and len(inputs[0]) > 15:
+        Runs.seen.add(float(inputs[0].detach().double().sum()))
+
+
+def only_own(rank, world):
+    """Whether the batches that were run are those of this rank and the first, and all of these."""
+    want = Runs.of(data(rank, SPLIT[world][rank])) | Runs.of(dealt(world)[:1])
+    return want == Runs.seen
+
+
+def near(a, b):
+    """The largest difference, and the bits of the first as a digest."""
+    digest = hashlib.sha256(b"".join(tensor.contiguous().numpy().tobytes() for tensor in a.values())).hexdigest()
+    return max(float((a[name] - b[name]).abs().max()) for name in a), digest
+
+
 def state(model):
     return {name: tensor.clone() for name, tensor in model.state_dict().items()}
 
@@ -50,24 +83,72 @@ def plan_from_data(rank, world):
             single = sec.plan(graph, sec.Macs(0.5), importance=kind(dealt(world)))
             own = sec.plan(graph, sec.Macs(0.5), importance=kind(data(rank, 1)))
         found[kind.__name__] = [made == single, made == own]
+    pairs = {n: [(batch, batch[:, :4]) for batch in data(n, SPLIT[world][n])] for n in range(world)}
+    every = [pairs[n][i] for i in range(max(SPLIT[world])) for n in range(world) if i < len(pairs[n])]
+    for kind in (sec.Taylor, sec.Hessian):
+        made = sec.plan(graph, sec.Macs(0.5), importance=kind(pairs[rank], nn.functional.mse_loss))
+        with alone():
+            single = sec.plan(graph, sec.Macs(0.5), importance=kind(every, nn.functional.mse_loss))
+        found[kind.__name__] = [made == single, False]
     return found
 
 
 def compress(rank, world):
     model, single = net(), net()
-    sec.compress(model, torch.zeros(1, 8), sec.Macs(0.5), data(rank, SPLIT[world][rank]), timed=False)
+    Runs(model)
+    made = sec.compress(model, torch.zeros(1, 8), sec.Macs(0.5), data(rank, SPLIT[world][rank]), timed=False)
+    own = only_own(rank, world)
     with alone():
-        sec.compress(single, torch.zeros(1, 8), sec.Macs(0.5), dealt(world), timed=False)
-    return same(state(model), state(single))
+        want = sec.compress(single, torch.zeros(1, 8), sec.Macs(0.5), dealt(world), timed=False)
+    off, digest = near(state(model), state(single))
+    return {"plan": made.plan.kept == want.plan.kept, "off": off, "digest": digest, "own": own}
 
 
 def refit(rank, world):
     model, single = net(), net()
     plan = sec.plan(sec.trace(model, torch.zeros(1, 8)), sec.Ratio(0.5))
+    Runs(model)
     sec.apply(model, plan, compensate=sec.LeastSquares(data(rank, SPLIT[world][rank])))
+    own = only_own(rank, world)
     with alone():
         sec.apply(single, plan, compensate=sec.LeastSquares(dealt(world)))
-    return same(state(model), state(single))
+    off, digest = near(state(model), state(single))
+    return {"plan": True, "off": off, "digest": digest, "own": own}
+
+
+class Routed(nn.Module):
+    """Each batch goes to two experts of its own, one layer is used twice, and there is a norm with statistics."""
+
+    def __init__(self):
+        super().__init__()
+        self.experts = nn.Parameter(torch.randn(4, 8, 8))
+        self.up, self.norm, self.down = nn.Linear(8, 32), nn.BatchNorm1d(32), nn.Linear(32, 8)
+
+    def forward(self, x):
+        which = int(x[0].abs().sum() * 1000) % 4
+        x = x @ self.experts[which] + x @ self.experts[which - 1]
+        x = self.down(torch.relu(self.norm(self.up(x))))
+        return self.down(torch.relu(self.up(x)))
+
+
+def routed(rank, world):
+    torch.manual_seed(4)
+    model = Routed().eval()
+    single = copy.deepcopy(model)
+    with alone():
+        plan = sec.plan(sec.trace(model, torch.zeros(2, 8)), sec.Ratio(0.5), protect=("experts",))
+    own = data(rank, SPLIT[world][rank])
+    graph = sec.trace(model, torch.zeros(2, 8))
+    criteria = [kind(own) for kind in (sec.Activation, sec.Reconstruction)]
+    plans = [sec.plan(graph, sec.Ratio(0.5), importance=one) for one in criteria]
+    with alone():
+        criteria = [kind(dealt(world)) for kind in (sec.Activation, sec.Reconstruction)]
+        alike = plans == [sec.plan(graph, sec.Ratio(0.5), importance=one) for one in criteria]
+    sec.apply(model, plan, compensate=sec.LeastSquares(own))
+    with alone():
+        sec.apply(single, plan, compensate=sec.LeastSquares(dealt(world)))
+    off, digest = near(state(model), state(single))
+    return {"plan": alike, "off": off, "digest": digest, "own": True}
 
 
 def refused(call, model):

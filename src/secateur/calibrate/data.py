@@ -9,10 +9,11 @@ from dataclasses import KW_ONLY, dataclass, field
 from typing import Any, NamedTuple, overload
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
 from secateur.calibrate.spill import Spill
-from secateur.distributed import everyones, ranks
+from secateur.distributed import everyones, meet, pooled, ranks
 from secateur.errors import CalibrationError
 from secateur.progress import progress
 from secateur.tracing.examples import tensors_in
@@ -85,10 +86,20 @@ def each(batches: Any, what: str) -> Iterator[Any]:
         empty = False
         yield batch
     if empty:
-        raise CalibrationError(
-            f"{what}: there are no batches. A generator is used up after one pass: give a list, a DataLoader, or the "
-            "function that makes the generator"
-        )
+        raise no_batches(what)
+
+
+def each_own(batches: Any, what: str) -> Iterator[Any]:
+    """As `each`, but in a process group each rank sees its own batches only, if any, and `totals` adds up."""
+    yield from each(batches, what) if ranks() == 1 else progress(_made(batches, what), what)
+
+
+def no_batches(what: str) -> CalibrationError:
+    """That there is nothing to look at."""
+    return CalibrationError(
+        f"{what}: there are no batches. A generator is used up after one pass: give a list, a DataLoader, or the "
+        "function that makes the generator"
+    )
 
 
 def like(example: Any, batch: Any) -> Any:
@@ -144,6 +155,17 @@ class Some(Sequence[Any]):
         count = min(most, len(batches))
         self._chosen = [i * len(batches) // count for i in range(count)]
 
+    @property
+    def own(self) -> list[int]:
+        """Those that this rank runs."""
+        mine = set(own(self._batches))
+        return [at for at, number in enumerate(self._chosen) if number in mine]
+
+    @property
+    def dealt(self) -> bool:
+        """Whether each rank has a part of them."""
+        return is_dealt(self._batches)
+
     def __len__(self) -> int:
         return len(self._chosen)
 
@@ -154,6 +176,83 @@ class Some(Sequence[Any]):
     def __getitem__(self, number: int | slice) -> Any:
         chosen = self._chosen[number]
         return [self._batches[n] for n in chosen] if isinstance(chosen, list) else self._batches[chosen]
+
+
+class Dealt(Sequence[Any]):
+    """The batches of all ranks, of which this one has its own and the first, numbered as one process would have them.
+
+    The first is there for all to see how the model goes; it counts where it came from.
+    """
+
+    dealt = True
+
+    def __init__(self, first: Any, held: Mapping[int, int], batches: Sequence[Any], count: int) -> None:
+        self._first, self._held, self._batches, self._count = first, held, batches, count
+
+    @property
+    def own(self) -> list[int]:
+        """Those that this rank runs."""
+        return list(self._held)
+
+    def __len__(self) -> int:
+        return self._count
+
+    @overload
+    def __getitem__(self, number: int) -> Any: ...
+    @overload
+    def __getitem__(self, number: slice) -> list[Any]: ...
+    def __getitem__(self, number: int | slice) -> Any:
+        if isinstance(number, slice):
+            return [self[n] for n in range(self._count)[number]]
+        at = range(self._count)[number]
+        return self._first if not at else self._batches[self._held[at]]
+
+
+def own(batches: Sequence[Any]) -> Sequence[int]:
+    """The numbers of the batches that this rank is to run; on one process all.
+
+    >>> list(own(["a", "b"]))
+    [0, 1]
+    """
+    found: Sequence[int] | None = getattr(batches, "own", None)
+    return range(len(batches)) if found is None else found
+
+
+def is_dealt(batches: Sequence[Any]) -> bool:
+    """Whether each rank has a part of some batches, so that sums over them are to be added up."""
+    return bool(getattr(batches, "dealt", False))
+
+
+def with_first(batches: Sequence[Any]) -> Sequence[int]:
+    """The batches that this rank is to run, and the first, which tells how the model goes."""
+    return sorted({0, *own(batches)})
+
+
+@contextmanager
+def dealt(batches: Any, what: str, example: Any = None) -> Iterator[Sequence[Any]]:
+    """As `taken`, but in a process group each rank has its own batches only, and the first of all.
+
+    They are numbered as `each` has them: the first of each rank, then the second of each, and so on.
+    """
+    if isinstance(batches, Some | Dealt | Spooled):
+        yield batches
+        return
+    if ranks() == 1:
+        with taken(batches, what, example) as found:
+            yield found
+        return
+    with Spill(_ROOM) as spill:
+        mine = Spooled(spill)
+        for batch in progress(_made(batches, what), what):
+            mine.add(batch if example is None else like(example, batch))
+        counts = [int(said) for said in meet(f"{what}: batches", str(len(mine)))]
+        order = sorted((turn, rank) for rank, count in enumerate(counts) for turn in range(count))
+        if not order:
+            raise no_batches(what)
+        held = {at: turn for at, (turn, rank) in enumerate(order) if rank == dist.get_rank()}
+        device = next((tensor.device for tensor in tensors_in(mine[0])), "cpu") if mine else "cpu"
+        first = pooled(f"{what}: first batch", {0: mine[0]} if 0 in held else {}, device)[0]
+        yield Dealt(first, held, mine, len(order))
 
 
 class _Form(NamedTuple):

@@ -1,16 +1,18 @@
 """How much a change of each layer's outputs would change what the model puts out."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge
 
+from secateur.calibrate.data import is_dealt, own
 from secateur.calibrate.observe import calibrating, call
 from secateur.calibrate.products import Parameters, Part, part_of
 from secateur.calibrate.sums import added
 from secateur.compat import TorchDispatchMode
+from secateur.distributed import pooled, totals
 from secateur.errors import CalibrationError
 from secateur.ops.product import Sample
 from secateur.ops.record import backward_of, part
@@ -53,7 +55,10 @@ class _Backward(TorchDispatchMode):
                 self.rows[at] = self.rows.get(at, 0) + gradient.shape[1]
 
 
-def fisher_weights(model: nn.Module, batches: Iterable[Any], seed: int = 0) -> dict[Part, Tensor]:
+Sums = dict[Part, tuple[Tensor, int]]  # of squares, (groups, outputs), and how many rows these are of
+
+
+def fisher_weights(model: nn.Module, batches: Sequence[Any], seed: int = 0) -> dict[Part, Tensor]:
     """For each product with a parameter, the mean squared effect of each of its outputs, as (groups, outputs).
 
     >>> net = nn.Sequential(nn.Linear(3, 2), nn.Linear(2, 1, bias=False))
@@ -64,7 +69,14 @@ def fisher_weights(model: nn.Module, batches: Iterable[Any], seed: int = 0) -> d
     Outputs that look like logits (a table of samples and classes, or one for each entry of a vocabulary that the model
     reads) are projected so that it is the square of a change of their probabilities.
     """
-    generator = torch.Generator().manual_seed(seed)
+    return {part: squares.cpu() / rows for part, (squares, rows) in fisher_sums(model, batches, seed).items()}
+
+
+def fisher_sums(model: nn.Module, batches: Sequence[Any], seed: int = 0) -> Sums:
+    """What `fisher_weights` are the means of, over the batches of this rank.
+
+    What is random is the same for a batch of the same number, whoever runs it.
+    """
     vocabularies = {module.num_embeddings for module in model.modules() if isinstance(module, nn.Embedding)}
     watch = _Backward(Parameters.of(model))
     wanted = [p for p in model.parameters() if p.is_floating_point()]
@@ -75,8 +87,9 @@ def fisher_weights(model: nn.Module, batches: Iterable[Any], seed: int = 0) -> d
             for parameter in frozen:
                 parameter.requires_grad_(True)
             hooks = [parameter.register_hook(_let_go) for parameter in wanted]
-            for batch in batches:
-                total = _projected(call(model, batch), vocabularies, generator)
+            for number in own(batches):
+                generator = torch.Generator().manual_seed(2**32 * seed + number)
+                total = _projected(call(model, batches[number]), vocabularies, generator)
                 with watch:  # the graph is retained: a model may cache a part of it for its next run
                     torch.autograd.grad(total, _ends(total), allow_unused=True, retain_graph=True)
                 del total  # and with it all activations
@@ -85,7 +98,18 @@ def fisher_weights(model: nn.Module, batches: Iterable[Any], seed: int = 0) -> d
             hook.remove()
         for parameter in frozen:
             parameter.requires_grad_(False)
-    return {part: squares.cpu() / watch.rows[part] for part, squares in watch.squares.items()}
+    return {part: (squares, watch.rows[part]) for part, squares in watch.squares.items()}
+
+
+def over_ranks(found: Sums, batches: Sequence[Any]) -> Sums:
+    """The sums over the batches of all ranks."""
+    if not is_dealt(batches):
+        return found
+    every = list(pooled("Fisher weights", dict.fromkeys(found, 0)))
+    nothing = torch.zeros(1, 1, dtype=torch.float64), 0
+    parts = [(squares, torch.tensor(rows)) for squares, rows in (found.get(part, nothing) for part in every)]
+    added_up = iter(totals("Fisher weights", [tensor for part in parts for tensor in part]))
+    return {part: (next(added_up), int(next(added_up))) for part in every}
 
 
 def _ends(total: Tensor) -> list[Any]:

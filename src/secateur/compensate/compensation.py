@@ -11,7 +11,7 @@ accelerating very deep neural networks" (2017).
 
 import warnings
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import partial
 from typing import Any
 
@@ -19,13 +19,14 @@ import torch
 from torch import Tensor, nn
 
 from secateur.calibrate import Parameters, Runs, calibrating
-from secateur.calibrate.data import Some, taken
+from secateur.calibrate.data import Some, dealt, is_dealt, own
 from secateur.calibrate.structure import Structure, structure
 from secateur.compat import Convolution, TransposedConvolution
 from secateur.compensate.moments import held_back
 from secateur.compensate.pairs import Pairs
 from secateur.compensate.recipes import Compensation, Outcome
 from secateur.compensate.refit import Refit, repeated
+from secateur.distributed import totals
 from secateur.errors import CalibrationError, SecateurError, SecateurWarning
 from secateur.importance.batches import because
 from secateur.planning.plans import Plan
@@ -44,7 +45,7 @@ def carry_out(recipe: Compensation, whole: nn.Module, cut: nn.Module, plan: Plan
     """Compensate a cut model, in place; `whole` is the model as it was. All or nothing."""
     what = type(recipe).__name__
     origin = dict(named_tensors(whole))
-    with taken(recipe.batches, what) as batches, transaction(cut) as made:
+    with dealt(recipe.batches, what) as batches, transaction(cut) as made:
         for name, tensor in named_tensors(cut):  # every value can be had again from the full-size model
             made.keep(tensor, again=partial(select, origin[name], plan.kept.get(name, {})))
         try:
@@ -64,7 +65,7 @@ def _carried_out(
     judges = _judges(len(batches))
     with calibrating(whole, cut), Runs(whole, batches) as one, Runs(cut, batches) as other:
         found = structure(one), structure(other)
-        plain = _relative([_difference(one.run(n), other.run(n)) for n in judges])
+        plain = _relative([_difference(one.run(n), other.run(n)) for n in _mine(judges, batches)], batches)
     held = len(judges) if held_back(len(batches)) else 0
     if recipe.guarded and plain < _NOTHING:
         return Outcome((), plain, plain, ("the outputs are those of the uncut model as it is",), held=held)
@@ -95,13 +96,13 @@ def _refitted(
     with calibrating(whole, cut), Runs(whole, batches) as one, Runs(cut, batches) as other:
         found = structure(one), structure(other)
         refit = Refit(recipe, found, plan, dict(named_tensors(cut)), stops, held)
-        for slot, folds in repeated(whole, refit.tensors, refit.kept, batches, held, again):
-            refit.solve(folds, slot)
+        refit.solve(repeated(whole, refit.tensors, refit.kept, batches, held, again), is_dealt(batches))
         made = Pairs(one, other, found)
         norms = [name for name in found[1].variances if found[1].means[name] == 1] if recipe.statistics else []
         for names in progress(made.stages(stops, norms), type(recipe).__name__):
             refit.stage(names, made)
-        return refit, _relative([_difference(*made.results(n)) for n in _judges(len(batches))])
+        judges = _mine(_judges(len(batches)), batches)
+        return refit, _relative([_difference(*made.results(n)) for n in judges], batches)
 
 
 def _judges(batches: int) -> Sequence[int]:
@@ -143,7 +144,13 @@ def _square(tensor: Tensor) -> float:
     return float(torch.linalg.vector_norm(finite, dtype=torch.float64).square())
 
 
-def _relative(parts: list[tuple[float, float]]) -> float:
-    """How far apart the outputs of both models are: squared error over square."""
-    off, size = (sum(part[i] for part in parts) for i in (0, 1))
+def _mine(numbers: Iterable[int], batches: Sequence[Any]) -> list[int]:
+    """Those of some batches that this rank runs."""
+    return [number for number in numbers if number in set(own(batches))]
+
+
+def _relative(parts: list[tuple[float, float]], batches: Sequence[Any]) -> float:
+    """How far apart the outputs of both models are: squared error over square, with what other ranks found."""
+    sums = torch.tensor([[0.0, 0.0], *parts], dtype=torch.float64).sum(0)
+    off, size = (totals("compensation: outputs", [sums])[0] if is_dealt(batches) else sums).tolist()
     return off / size if size > 0 else off

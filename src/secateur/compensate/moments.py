@@ -8,7 +8,7 @@ data tell that were held back.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -56,19 +56,24 @@ class Moments:
         self.y = added(self.y, (ones @ y).squeeze(1))
         self.yy = added(self.yy, torch.linalg.vector_norm(y, dim=1).double().square())
 
+    @property
+    def sums(self) -> tuple[Tensor, ...]:
+        """All of them, and the rows."""
+        return torch.tensor(self.rows), self.xx, self.xy, self.x, self.y, self.yy
+
     def cpu(self) -> Moments:
-        """On the CPU, where they are solved."""
-        return Moments(self.rows, *(value.cpu() for name, value in vars(self).items() if name != "rows"))
+        """On the CPU."""
+        return Moments(self.rows, *(value.cpu() for value in self.sums[1:]))
 
     def __add__(self, other: Moments) -> Moments:
-        if not other.rows:
-            return self
+        if not other.rows or not self.rows:
+            return other if not self.rows else self
         mine, theirs = vars(self), vars(other)
         return Moments(**{name: value + theirs[name] for name, value in mine.items()})
 
     def single(self) -> Moments:
         """In single precision: half the memory and time."""
-        return Moments(self.rows, *(value.float() for name, value in vars(self).items() if name != "rows"))
+        return Moments(self.rows, *(value.float() for value in self.sums[1:]))
 
     def some(self, every: slice) -> Moments:
         """Of a part of the targets."""
@@ -88,7 +93,7 @@ class Moments:
     def solve(self, start: Tensor, ridge: float, shift: bool) -> tuple[Tensor, Tensor]:
         """The weight (groups, outputs, summed) with the least squared error, held near `start`, and its shift."""
         xx, xy, _ = self.centred(shift)
-        start = start.to("cpu", xx.dtype).mT
+        start = start.to(xx).mT
         diagonal = xx.diagonal(dim1=1, dim2=2)
         pull = (ridge * diagonal.mean(1, keepdim=True)).clamp_min(1e-30)
         system = xx + torch.diag_embed(pull.expand_as(diagonal))
@@ -101,11 +106,11 @@ class Moments:
 
     def shift(self, weight: Tensor) -> Tensor:
         """The shift that makes the mean output right, as (groups, outputs)."""
-        return (self.y - (weight.to("cpu", self.x.dtype) @ self.x.unsqueeze(2)).squeeze(2)) / max(self.rows, 1)
+        return (self.y - (weight.to(self.x) @ self.x.unsqueeze(2)).squeeze(2)) / max(self.rows, 1)
 
     def error(self, weight: Tensor, shift: Tensor | None) -> Tensor:
         """The squared error of each output (groups, outputs) with a weight and a shift."""
-        weight = weight.to("cpu", self.xx.dtype)
+        weight = weight.to(self.xx)
         cross = (weight * self.xy.mT).sum(2)
         square = ((weight @ self.xx) * weight).sum(2)
         plain = self.yy - 2 * cross + square
@@ -141,10 +146,16 @@ class Folds:
     halves: tuple[Moments, Moments] = field(default_factory=lambda: (Moments(), Moments()))
     back: Moments = field(default_factory=Moments)
 
-    def cpu(self) -> Folds:
-        """On the CPU, where they are solved."""
-        one, other = self.halves
-        return Folds(self.held, (one.cpu(), other.cpu()), self.back.cpu())
+    @property
+    def parts(self) -> tuple[Moments, Moments, Moments]:
+        """All three."""
+        return *self.halves, self.back
+
+    @staticmethod
+    def of_sums(held: frozenset[int], sums: Iterator[Tensor]) -> Folds:
+        """As their `sums` say, one after the other."""
+        one, other, back = (Moments(int(next(sums)), *(next(sums) for _ in range(5))) for _ in range(3))
+        return Folds(held, (one, other), back)
 
     def of(self, batch: int) -> Moments:
         """Where the rows of a batch belong."""

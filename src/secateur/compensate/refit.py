@@ -14,21 +14,25 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 
 from secateur.calibrate import ParameterProduct, Watch, call
+from secateur.calibrate.data import is_dealt, own, with_first
 from secateur.calibrate.products import Part
 from secateur.calibrate.structure import Norm, Residual, Structure
 from secateur.compat import storage_id
 from secateur.compensate.moments import Folds, Moments, fitted, squared
 from secateur.compensate.pairs import Both, Pairs
 from secateur.compensate.recipes import Compensation, LayerFit
+from secateur.distributed import pooled, ranks, totals
 from secateur.planning.plans import Plan
 
 KeptTensors = Mapping[str, Mapping[int, Tensor]]
 
 _NOTHING = 1e-6  # an error, as a share of a layer's variance, that is rounding
 _ROWS = 4  # times as many as ranking needs
+Solution = tuple[float, float, str, Tensor | None, Tensor | None]  # off before and after, a note, weight, shift
 _FAINT = 1e-3  # a scale below which nothing can be made up for
 
 
@@ -64,17 +68,18 @@ class Refit:
         """Solve for the weights of products that read the same data."""
         folds = {name: Folds(self._held) for name in names}
         met: dict[str, ParameterProduct] = {}
-        for number in range(len(pairs.batches)):
+        mine = set(own(pairs.batches))
+        for number in with_first(pairs.batches):
             known: dict[Any, Tensor] = {}
 
             def take(both: Both, number: int = number, known: dict[Any, Tensor] = known) -> None:
                 name = both.cut.product.name
                 met[name] = both.cut.product
-                self._take(folds[name].of(number), both, len(pairs.batches), number, known)
+                if number in mine:
+                    self._take(folds[name].of(number), both, len(pairs.batches), number, known)
 
             pairs.products(names, number, take)
-        for name in names:
-            self.solve(folds[name], met[name])
+        self.solve([(met[name], folds[name]) for name in names], is_dealt(pairs.batches))
 
     def _norm(self, name: str, pairs: Pairs) -> None:
         """Take the statistics of a batch norm anew."""
@@ -87,9 +92,9 @@ class Refit:
             off = off.double()
             sums.add_(torch.stack([torch.full_like(off[:, 0], off.shape[1]), off.sum(1), off.square().sum(1)]))
 
-        for number in range(len(pairs.batches)):
+        for number in own(pairs.batches):
             pairs.norm(name, number, take)
-        count, first, second = sums
+        count, first, second = totals("batch norm", [sums])[0] if is_dealt(pairs.batches) else sums
         if bool((count >= 2).all()):
             mean.add_((first / count).to(mean))
             var.copy_((second - first.square() / count) / (count - 1))
@@ -146,46 +151,69 @@ class Refit:
         var = one if norm.var is None else self.tensors[norm.var].double()
         return weight / (var + norm.eps).sqrt()
 
-    def solve(self, folds: Folds, product: ParameterProduct | Slot) -> None:
-        """Put the weight and shift into a product of the cut model that fit best, if they are better than its own."""
-        folds = folds.cpu()
-        name, moments = product.name, folds.judge
-        self._met.add(name)
+    def solve(self, found: Sequence[tuple[ParameterProduct | Slot, Folds]], dealt: bool) -> None:
+        """Put the weight and shift into products of the cut model that fit best, if they are better than their own.
+
+        Where the data are dealt to ranks, each rank solves for some of them, and tells the others.
+        """
+        if dealt:
+            sums = [each for _, folds in found for part in folds.parts for each in part.sums]
+            every = iter(totals("compensation: moments", sums))
+            found = [(product, Folds.of_sums(self._held, every)) for product, _ in found]
+        made = {
+            number: self._solution(folds, product)
+            for number, (product, folds) in enumerate(found)
+            if not dealt or number % ranks() == dist.get_rank()
+        }
+        made = pooled("compensation: weights", made) if dealt else made
+        for number, (product, _) in enumerate(found):
+            self._met.add(product.name)
+            if (solution := made[number]) is not None:
+                before, after, note, weight, shift = solution
+                self._layers[product.part] = LayerFit(product.name, before, after, note)
+                if not note:
+                    self._write(product, weight, shift)
+
+    def _solution(self, folds: Folds, product: ParameterProduct | Slot) -> Solution | None:
+        """The weight and shift that fit best; None where a layer is not off."""
+        moments = folds.judge
         if not moments.rows:
             wide = isinstance(product, ParameterProduct) and not product.narrow
             why = "too wide to be refitted" if wide else "not refitted: its inputs lost rows, not only summed positions"
-            self._layers[product.part] = LayerFit(name, float("nan"), float("nan"), why)
-            return
-        norm = self._found[1].norms.get(name) if name in self.stops else None
-        if norm is not None and self._found[1].means[norm.mean] > 1:
-            norm = None  # other layers go through it too: it cannot take the shift of one
-        bias, start = product.shift, product.weight.cpu()
-        free = self._recipe.shifts and (bias is not None or norm is not None)
-        old = None if bias is None else bias.squeeze(1).double().cpu()
+            return float("nan"), float("nan"), why, None, None
+        bias, start = product.shift, product.weight.to(moments.xx.device)
+        free = self._recipe.shifts and (bias is not None or self._norm_behind(product) is not None)
+        old = None if bias is None else bias.squeeze(1).to(moments.xx)
         before = moments.error(start, old)
         scale = float(moments.centred(True)[2].sum().clamp_min(1e-30))  # the variance of the targets
         off = float(before.sum()) / scale
         if off < _NOTHING:
-            return
+            return None
         weight, shift = start.double(), folds.fit.shift(start) if free else torch.zeros_like(before)
         if self._recipe.weights:
             weight, shift = fitted(folds, start, self._recipe.ridge, free)
         elif not free:
-            return
+            return None
         weight = weight.to(start.dtype)
         after = moments.error(weight, shift if free else old)
-        note = ""
         if not float(after.sum()) < float(before.sum()):
-            after, note = before, "left as it was: no fit does better"
-        else:
-            self._write(product, weight, shift if free else None, norm)
-        self._layers[product.part] = LayerFit(name, off, float(after.sum()) / scale, note)
+            return off, off, "left as it was: no fit does better", None, None
+        kept = weight if self._recipe.weights else None
+        return off, float(after.sum()) / scale, "", kept, shift if free else None
 
-    def _write(self, product: ParameterProduct | Slot, weight: Tensor, shift: Tensor | None, norm: Norm | None) -> None:
-        if self._recipe.weights:
+    def _norm_behind(self, product: ParameterProduct | Slot) -> Norm | None:
+        """The norm that takes the shift of a product."""
+        norm = self._found[1].norms.get(product.name) if product.name in self.stops else None
+        if norm is not None and self._found[1].means[norm.mean] > 1:
+            return None  # other layers go through it too: it cannot take the shift of one
+        return norm
+
+    def _write(self, product: ParameterProduct | Slot, weight: Tensor | None, shift: Tensor | None) -> None:
+        if weight is not None:
             product.write(weight)
         if shift is None:
             return
+        norm = self._norm_behind(product)
         if product.shift is not None:
             product.write_shift(shift)
         elif norm is not None:
@@ -231,7 +259,7 @@ def repeated(
     batches: Sequence[Any],
     held: frozenset[int],
     names: Counter[str],
-) -> Iterator[tuple[Slot, Folds]]:
+) -> list[tuple[Slot, Folds]]:
     """Each part of the parameters that goes into products, and what its inputs and outputs should be.
 
     `tensors` are those of the cut model, `kept` what it has of each, `names` says how often each parameter is used in a
@@ -245,40 +273,65 @@ def repeated(
         out = run()
         if product.name in names and product.of.groups == 1 and product.narrow and _separable(product):
             if product.part not in found:
-                found[product.part] = Slot(product, tensors, kept), Folds(held)
+                found[product.part] = Slot.of(product, tensors, kept), Folds(held)
             slot, folds = found[product.part]
             sample = product.of.sample(-(-product.enough // (len(batches) * names[product.name])), number)
             for x, y in zip(product.of.rows(sample), product.of.outputs(out, sample), strict=True):
                 folds.of(number).add(x[..., slot.inputs.to(x.device)], y[..., slot.outputs.to(y.device)])
         return out
 
-    for number in range(len(batches) if names else 0):
+    for number in own(batches) if names else ():
         with Watch(whole, take):
             call(whole, batches[number])
-    yield from found.values()
+    if is_dealt(batches) and names:  # to some parts only some ranks may have come
+        told = pooled("compensation: parts", {part: slot.told for part, (slot, _) in found.items()})
+        found = {part: found.get(part) or (Slot(tensors, *about), Folds(held)) for part, about in told.items()}
+    return list(found.values())
 
 
 class Slot:
     """Where a product of the full-size model has its weight and its bias in the tensors of the cut one."""
 
-    def __init__(self, product: ParameterProduct, tensors: Mapping[str, Tensor], kept: KeptTensors) -> None:
-        self.name, self.part, self.bias = product.name, product.part, product.bias
-        self._weight = tensors[product.name]
+    def __init__(
+        self,
+        tensors: Mapping[str, Tensor],
+        part: Part,
+        bias: str | None,
+        inputs: Tensor,
+        outputs: Tensor,
+        at: Sequence[Tensor],
+        shifts: Tensor,
+    ) -> None:
+        self.name, self.part, self.bias = part[0], part, bias
+        self.inputs, self.outputs = inputs, outputs
+        self._at, self._shifts = tuple(at), shifts
+        self._weight = tensors[self.name]
+        self._bias = None if bias is None else tensors[bias]
+
+    @staticmethod
+    def of(product: ParameterProduct, tensors: Mapping[str, Tensor], kept: KeptTensors) -> Slot:
+        """That of a product."""
         mine = kept.get(product.name, {})
         left = stays(product, mine)[0]
-        self.inputs, self.outputs = (left.any(dim).nonzero().flatten() for dim in (0, 1))
-        self._at = tuple(self._picked(product, mine, dim) for dim in range(self._weight.ndim))
-        self._bias, self._shifts = None, self.outputs
-        if product.bias is not None and product.shift is not None:
-            self._bias = tensors[product.bias]
-            start = int(product.shift.storage_offset())
-            self._shifts = _among(kept.get(product.bias, {}).get(0), start + self.outputs)
+        inputs, outputs = (left.any(dim).nonzero().flatten() for dim in (0, 1))
 
-    def _picked(self, product: ParameterProduct, kept: Mapping[int, Tensor], dim: int) -> Tensor:
-        """The index in a dimension of the cut tensor at each output and summed element that is left."""
-        index = product.index.get(dim, torch.zeros(1, 1, 1, dtype=torch.long))[0]
-        index = index[self.outputs] if index.shape[0] > 1 else index
-        return _among(kept.get(dim), index[:, self.inputs] if index.shape[1] > 1 else index)
+        def picked(dim: int) -> Tensor:  # the index in a dimension of the cut tensor at each element that is left
+            index = product.index.get(dim, torch.zeros(1, 1, 1, dtype=torch.long))[0]
+            index = index[outputs] if index.shape[0] > 1 else index
+            return _among(mine.get(dim), index[:, inputs] if index.shape[1] > 1 else index)
+
+        at = [picked(dim) for dim in range(tensors[product.name].ndim)]
+        bias, shifts = None, outputs
+        if product.bias is not None and product.shift is not None:
+            bias = product.bias
+            start = int(product.shift.storage_offset())
+            shifts = _among(kept.get(bias, {}).get(0), start + outputs)
+        return Slot(tensors, product.part, bias, inputs, outputs, at, shifts)
+
+    @property
+    def told(self) -> tuple[Any, ...]:
+        """What it was made of besides the tensors, to tell other ranks."""
+        return self.part, self.bias, self.inputs, self.outputs, list(self._at), self._shifts
 
     @property
     def weight(self) -> Tensor:

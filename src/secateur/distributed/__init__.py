@@ -13,6 +13,7 @@ from secateur.distributed.sharded import (
     spread_like,
     whole,
 )
+from secateur.distributed.sums import pooled, totals
 
-__all__ = ["agreed", "alone", "everyones", "meet", "ranks", "together"]
+__all__ = ["agreed", "alone", "everyones", "meet", "pooled", "ranks", "together", "totals"]
 __all__ += ["Undressed", "at_rest", "bare", "is_managed", "is_sharded", "moved", "plain_kind", "spread_like", "whole"]

@@ -35,7 +35,7 @@ def everyones(batches: Iterable[Any], what: str) -> Iterator[Any]:
         with together(what):
             batch = next(own, _END)
             tensors: list[Tensor] = []
-            form = _END if batch is _END else json.dumps(_form(batch, tensors))
+            form = _END if batch is _END else json.dumps(described(batch, tensors))
             device = tensors[0].device if tensors else device
         forms = meet(f"{what}: batches", form)
         if all(each == _END for each in forms):
@@ -43,11 +43,11 @@ def everyones(batches: Iterable[Any], what: str) -> Iterator[Any]:
         for owner, each in enumerate(forms):
             if each != _END:
                 mine = owner == dist.get_rank()
-                sent = _sent(json.loads(each), tensors if mine else None, owner, device)
-                yield batch if mine else sent
+                theirs = sent(json.loads(each), tensors if mine else None, owner, device)
+                yield batch if mine else theirs
 
 
-def _form(item: Any, tensors: list[Tensor]) -> Any:
+def described(item: Any, tensors: list[Tensor]) -> Any:
     """What a batch is made of, as JSON; its tensors are put into the list, in order."""
     if isinstance(item, Tensor):
         tensors.append(item)
@@ -55,16 +55,16 @@ def _form(item: Any, tensors: list[Tensor]) -> Any:
     if item is None or isinstance(item, bool | int | float | str):
         return {"value": item}
     if isinstance(item, Mapping) and all(isinstance(key, str) for key in item):
-        return {"dict": [[key, _form(item[key], tensors)] for key in item]}
+        return {"dict": [[key, described(item[key], tensors)] for key in item]}
     if isinstance(item, tuple | list):
-        return {"tuple" if isinstance(item, tuple) else "list": [_form(part, tensors) for part in item]}
+        return {"tuple" if isinstance(item, tuple) else "list": [described(part, tensors) for part in item]}
     raise CalibrationError(
         f"a batch with a {type(item).__name__} cannot be sent to the other ranks; give tensors, and tuples, lists and "
         "dicts of these"
     )
 
 
-def _sent(form: Any, own: list[Tensor] | None, owner: int, device: torch.device) -> Any:
+def sent(form: Any, own: list[Tensor] | None, owner: int, device: torch.device) -> Any:
     """A batch, sent by its owner to all: tensor by tensor, in the order of its form."""
     left = None if own is None else iter(own)
 
@@ -86,4 +86,4 @@ def _sent(form: Any, own: list[Tensor] | None, owner: int, device: torch.device)
     return made(form)
 
 
-__all__ = ["everyones"]
+__all__ = ["described", "everyones", "sent"]

@@ -12,8 +12,9 @@ import torch
 from torch import Tensor, nn
 
 from secateur.calibrate import ParameterProduct, Watch, call
-from secateur.calibrate.data import each
+from secateur.calibrate.data import each_own, no_batches
 from secateur.calibrate.sums import added
+from secateur.distributed import pooled, ranks, totals
 from secateur.errors import CalibrationError, SecateurWarning
 from secateur.importance.batches import blamed_on_batch, studied
 from secateur.importance.criterion import JointCriterion
@@ -175,30 +176,51 @@ def mean_squares(weights: Weights, batches: Any, what: str) -> ByParameter:
 
 
 def _observed(model: nn.Module, batches: Any, what: str) -> ByParameter:
-    found: dict[int, dict[Any, MeanSquares]] = {}
+    found: dict[tuple[Any, ...], MeanSquares] = {}
 
     def note(product: ParameterProduct, run: Any) -> Any:
         out = run()
         view = product.of.weight
-        which = (type(product.of), view.storage_offset(), tuple(view.shape), view.stride(), product.of.groups)
-        parts = found.setdefault(id(watch.parameters.tensors[product.name]), {})
-        if which not in parts:
-            parts[which] = MeanSquares(product.weight.detach(), product.index)
-        parts[which].add(product, out)
+        kind, begin = type(product.of).__name__, int(view.storage_offset())
+        which = (product.name, kind, begin, tuple(view.shape), tuple(view.stride()), product.of.groups)
+        if which not in found:
+            found[which] = MeanSquares(product.weight.detach(), product.index)
+        found[which].add(product, out)
         return out
 
     watch = Watch(model, note)
     with studied(model, what):
-        for number, batch in enumerate(each(batches, what), start=1):
+        for number, batch in enumerate(each_own(batches, what), start=1):
             with blamed_on_batch(number, what), watch:
                 call(model, batch)
             _check(found.values(), f"{what}: batch {number}")
-    return {parameter: list(parts.values()) for parameter, parts in found.items()}
+    every = over_ranks(found, what)
+    by_parameter: dict[int, list[MeanSquares]] = {}
+    for which, one in every.items():
+        by_parameter.setdefault(id(watch.parameters.tensors[which[0]]), []).append(one)
+    return by_parameter
 
 
-def _check(found: Iterable[Mapping[Any, MeanSquares]], where: str) -> None:
-    every = [one for parts in found for one in parts.values()]
-    sums = [part.sum() for one in every for part in (one.squares_in, one.squares_out)]
+def over_ranks(found: Mapping[tuple[Any, ...], MeanSquares], what: str) -> Mapping[tuple[Any, ...], MeanSquares]:
+    """With what other ranks have seen; there is something, somewhere."""
+    if ranks() == 1:
+        return found
+    known = {key: (one.weight, [[dim, at] for dim, at in one.index.items()]) for key, one in found.items()}
+    every = {
+        key: found[key] if key in found else MeanSquares(weight, dict(index))
+        for key, (weight, index) in pooled(what, known).items()
+    }
+    sums = [each for one in every.values() for each in (one.squares_in, one.squares_out, torch.tensor(one.rows))]
+    added_up = iter(totals(what, sums))
+    for one in every.values():
+        one.squares_in, one.squares_out, one.rows = next(added_up), next(added_up), int(next(added_up))
+    if not every:
+        raise no_batches(what)
+    return every
+
+
+def _check(found: Iterable[MeanSquares], where: str) -> None:
+    sums = [part.sum() for one in found for part in (one.squares_in, one.squares_out)]
     if sums and not bool(torch.stack([part.to(sums[0].device) for part in sums]).isfinite().all()):
         raise CalibrationError(f"{where}: what the model computes is not finite: is the batch, are the weights?")
 

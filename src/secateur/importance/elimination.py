@@ -44,7 +44,7 @@ class Independent:
 
 
 class Regression:
-    """A least-squares problem whose columns belong to positions.
+    """A least-squares problem whose columns belong to positions; it stays on the device of the inverse.
 
     `inverse` is the inverse of the columns' second moments (columns, columns), `weight` what they are multiplied with
     (outputs, columns), `owner` the position of each column, -1 for none.
@@ -52,7 +52,8 @@ class Regression:
     When columns go, the inverse of what is left is the inverse before less a product `Vᵀ V`, a Cholesky step. Only
     its diagonal blocks, one for each position, are ever asked for, and the columns that go: these are kept up to date,
     and of the rest only the factor `V`. What no position owns is never asked for. Columns are held in the order of the
-    blocks; when half of them are gone, the problem begins anew with the others.
+    blocks; when half of them are gone, the problem begins anew with the others. Which columns are whose is known on the
+    CPU, so that the host waits for the errors and for nothing else.
     """
 
     def __init__(self, inverse: Tensor, weight: Tensor, owner: Tensor) -> None:
@@ -68,23 +69,25 @@ class Regression:
     def _begin(self, inverse: Tensor, weight: Tensor, order: Tensor) -> None:
         """Hold some columns of an inverse and of (columns, outputs)."""
         every = len(order) == len(inverse) and bool((order.diff() == 1).all())
+        order = order.to(inverse.device)
         self._inverse = inverse if every else inverse[order][:, order]
         self._weight = weight[order].contiguous()
         self._factor = self._inverse.new_empty(self._inverse.shape)
         self._filled = 0
 
     def errors(self, left: Tensor) -> Tensor:
-        total = torch.zeros(len(left), dtype=torch.float64)
+        total = torch.zeros(len(left), dtype=torch.float64, device=self._inverse.device)
         for block in self._blocks:
-            at, mine = block.among(left)
+            at, mine = (index.to(total.device) for index in block.among(left))
             if len(at):
                 total[at] += _explained(block.inner[mine], _squares(block.of(self._weight))[mine])
-        return total
+        return total.cpu()
 
     def remove(self, positions: Tensor) -> None:
         columns = torch.cat([block.where(positions) for block in self._blocks]) if self._blocks else positions[:0]
         if not len(columns):
             return
+        columns = columns.to(self._inverse.device)
         before = self._factor[: self._filled]
         across = torch.addmm(self._inverse[columns], before[:, columns].mT, before, alpha=-1)
         root = _root(across[:, columns])
@@ -103,6 +106,7 @@ class Regression:
     def _halve(self) -> None:
         """Begin anew with the columns that are left."""
         stay = torch.cat([~block.gone.repeat_interleave(block.each) for block in self._blocks]).nonzero().flatten()
+        stay = stay.to(self._inverse.device)
         factor = self._factor[: self._filled, stay]
         inverse = torch.addmm(self._inverse[stay][:, stay], factor.mT, factor, alpha=-1)
         self._begin(inverse, self._weight[stay], torch.arange(len(stay)))
@@ -117,7 +121,7 @@ class _Block:
     def __init__(self, inverse: Tensor, positions: Tensor, span: slice) -> None:
         self.positions, self.gone, self._span = positions, torch.zeros(len(positions), dtype=torch.bool), span
         self.each = (span.stop - span.start) // len(positions)
-        columns = torch.arange(span.start, span.stop).view(-1, self.each)
+        columns = torch.arange(span.start, span.stop, device=inverse.device).view(-1, self.each)
         self.inner = inverse[columns.unsqueeze(2), columns.unsqueeze(1)]
 
     def of(self, rows: Tensor) -> Tensor:
@@ -136,7 +140,8 @@ class _Block:
 
     def shrink(self, start: int) -> int:
         """Forget what is gone; the columns begin at `start` now. Where they end."""
-        self.positions, self.inner = self.positions[~self.gone], self.inner[~self.gone]
+        left = (~self.gone).nonzero().flatten()
+        self.positions, self.inner = self.positions[left], self.inner[left.to(self.inner.device)]
         self.gone = self.gone[~self.gone]
         self._span = slice(start, start + self.each * len(self.positions))
         return self._span.stop

@@ -10,7 +10,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from secateur.calibrate import call
-from secateur.calibrate.data import each
+from secateur.calibrate.data import each_own, no_batches
+from secateur.distributed import totals
 from secateur.errors import CalibrationError
 from secateur.importance.batches import blamed_on_batch, studied
 from secateur.importance.criterion import JointCriterion
@@ -93,8 +94,8 @@ def mean_over_batches(
     with studied(weights.model, what), torch.enable_grad():
         for parameter in wanted.values():  # frozen ones too; afterwards they are as they were
             parameter.requires_grad_(True)
-        totals = {axis: torch.zeros(axis.size, dtype=torch.float64) for axis in weights.axes}
-        for seen, batch in enumerate(each(batches, what), start=1):
+        sums_of = {axis: torch.zeros(axis.size, dtype=torch.float64) for axis in weights.axes}
+        for seen, batch in enumerate(each_own(batches, what), start=1):
             gradients = _gradients(weights.model, loss, batch, wanted, what, seen)
 
             def sums(name: str, weight: Tensor, dims: Sequence[int], known: Any = gradients) -> Sums:
@@ -104,8 +105,11 @@ def mean_over_batches(
                 if not scores.isfinite().all():
                     where = f"{what}: the gradient on batch {seen}"
                     raise CalibrationError(f"{where} is not finite at {axis.name}, though the loss is")
-                totals[axis] += of_position(scores)
-    return {axis: total / seen for axis, total in totals.items()}
+                sums_of[axis] += of_position(scores)
+    *every, count = totals(what, [*sums_of.values(), torch.tensor(seen)])
+    if not count:
+        raise no_batches(what)
+    return {axis: total / int(count) for axis, total in zip(sums_of, every, strict=True)}
 
 
 def _sums(gradient: Tensor, weight: Tensor, dims: Sequence[int], of_weight: Callable[[Tensor], Tensor]) -> Sums:

@@ -18,13 +18,16 @@ from functools import cached_property
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 
-from secateur.calibrate import ParameterProduct, Runs, Watch, call, fisher_weights
-from secateur.calibrate.data import taken
+from secateur.calibrate import ParameterProduct, Runs, Watch, call
+from secateur.calibrate.data import dealt, is_dealt, own, with_first
+from secateur.calibrate.fisher import fisher_sums, over_ranks
 from secateur.calibrate.products import Part
 from secateur.calibrate.structure import Structure, structure
 from secateur.calibrate.sums import added
+from secateur.distributed import pooled, ranks, totals
 from secateur.errors import CalibrationError, SecateurWarning
 from secateur.importance.batches import blamed_on_batch, studied
 from secateur.importance.criterion import JointCriterion
@@ -65,20 +68,24 @@ class Reconstruction(JointCriterion):
 
     def scores(self, weights: Weights) -> dict[Axis, Tensor]:
         """What the error grows by with each position, axis by axis."""
-        with taken(self.batches, _WHAT) as batches:
+        with dealt(self.batches, _WHAT) as batches:
             return self._scores(weights, MomentStore(weights.model, batches))
 
     def _scores(self, weights: Weights, store: MomentStore) -> dict[Axis, Tensor]:
+        """One axis after the other; where each rank has a part of the data, it also does a part of the axes."""
         found = {}
         for number, axis in enumerate(weights.axes):
             context = weights.context(axis)
             sites = [site for site, _ in context.sites()]
             following = (site.tensor for later in weights.axes[number:] for site in later.sites)
             held = store.of({site.tensor for site in sites}, following)
+            if not store.mine(number):
+                continue
             products = [(moments, site.dim) for site in sites for moments in held.get(site.tensor, ())]
             terms = [term for moments, dim in products for term in self._terms(moments, context, dim)]
-            found[axis] = eliminate(terms, axis.size) if terms else _unread(products, context)
-        return found
+            found[number] = eliminate(terms, axis.size) if terms else _unread(products, context)
+        found = pooled(_WHAT, found) if store.dealt else found
+        return {axis: found[number] for number, axis in enumerate(weights.axes)}
 
     def _terms(self, moments: InputMoments, context: Context, dim: int) -> Iterator[ErrorTerm]:
         """What a product that reads the axis loses, for each place of the axis in what it sums over."""
@@ -88,7 +95,7 @@ class Reconstruction(JointCriterion):
             inverse, weight = moments.inverse(self.ridge), moments.weighted()
             yield from (Regression(*group) for owner in owners for group in zip(inverse, weight, owner, strict=True))
         elif owners:
-            yield from (Independent(moments.columns(), owner) for owner in owners)
+            yield from (Independent(moments.columns().cpu(), owner) for owner in owners)
 
 
 def _unread(products: list[tuple[InputMoments, int]], context: Context) -> Tensor:
@@ -99,7 +106,7 @@ def _unread(products: list[tuple[InputMoments, int]], context: Context) -> Tenso
         index = moments.made(dim)
         for owner in context.owners(moments.name, dim) if index is not None else ():
             position = owner[index].flatten()
-            total.index_add_(0, position[position >= 0], moments.effects().flatten()[position >= 0])
+            total.index_add_(0, position[position >= 0], moments.effects().cpu().flatten()[position >= 0])
             seen = True
     return total if seen else torch.full_like(total, _UNKNOWN)
 
@@ -124,6 +131,15 @@ class InputMoments:
         self.rows += x.shape[1]
         self.xx = added(self.xx, x.mT @ x if self.narrow else x.square().sum(1))
         self.x = added(self.x, x.sum(1))
+
+    def told(self) -> tuple[Any, ...]:
+        """What is known without data, to tell other ranks."""
+        return self.weight, [[dim, index] for dim, index in self.index.items()], self.narrow, self.shifts
+
+    @staticmethod
+    def of(name: str, weight: Tensor, index: list[list[Any]], narrow: bool, shifts: bool) -> InputMoments:
+        """Of a product that was told of."""
+        return InputMoments(name, weight, {dim: at.cpu() for dim, at in index}, narrow, shifts)
 
     def summed(self, dim: int) -> Tensor | None:
         """(groups, summed): the index in a dimension of the parameter at each summed element, if that varies."""
@@ -172,7 +188,7 @@ class InputMoments:
 
     def weighted(self) -> Tensor:
         """The weight, each output by how much it matters."""
-        return self.weight.double() * self.fisher.sqrt().unsqueeze(-1)
+        return self.weight.double() * self.fisher.to(self.weight.device).sqrt().unsqueeze(-1)
 
 
 class MomentStore:
@@ -185,6 +201,11 @@ class MomentStore:
     def __init__(self, model: nn.Module, batches: Sequence[Any]) -> None:
         self._model, self._batches = model, batches
         self._held: dict[str, list[InputMoments]] = {}
+        self.dealt = is_dealt(batches)
+
+    def mine(self, number: int) -> bool:
+        """Whether this rank is the one to do a piece of work of some number, and to tell the others."""
+        return not self.dealt or number % ranks() == dist.get_rank()
 
     def of(self, names: set[str], following: Iterable[str] = ()) -> Mapping[str, list[InputMoments]]:
         """The products with parameters, of which `following` may be asked for later."""
@@ -206,17 +227,23 @@ class MomentStore:
 
     @cached_property
     def _fisher(self) -> dict[Part, Tensor] | None:
+        found, failed = {}, 0
         with studied(self._model, _WHAT):
             try:
-                return fisher_weights(self._model, self._batches)
+                found = fisher_sums(self._model, self._batches)
             except Exception as error:  # any code of the user's may run here
+                failed = 1
                 warnings.warn(
                     f"Reconstruction: the model cannot be differentiated, so each layer counts the same, whatever its "
                     f"part in the output ({type(error).__name__}: {error})",
                     SecateurWarning,
                     stacklevel=2,
                 )
-                return None
+        if self.dealt:
+            failed = int(totals("Fisher weights", [torch.tensor(failed)])[0])
+        if failed:
+            return None
+        return {part: squares / rows for part, (squares, rows) in over_ranks(found, self._batches).items()}
 
     @cached_property
     def _structure(self) -> Structure:
@@ -242,46 +269,63 @@ class MomentStore:
     def _pass(self, names: set[str]) -> dict[str, list[InputMoments]]:
         """Run all batches and take in what products with some parameters read."""
         _ = self._fisher  # takes much memory, which the moments would be held beside
-        found: dict[str, dict[Part, InputMoments]] = {name: {} for name in names}
+        known: dict[Part, InputMoments] = {}
+        mine = set(own(self._batches))
 
         def on_product(product: ParameterProduct, number: int) -> None:
-            if product.name not in found:
+            if product.name not in names:
                 return
-            known, key = found[product.name], product.part
+            key = product.part
             if key not in known:
                 shifts = product.bias is not None or product.name in self._structure.norms
-                weight = product.weight.detach().cpu()
-                known[key] = InputMoments(product.name, weight, product.index, product.narrow, shifts)
-            for rows in product.of.rows(product.of.sample(-(-product.enough // len(self._batches)), number)):
-                known[key].add(rows)
+                known[key] = InputMoments(product.name, product.weight.detach(), product.index, product.narrow, shifts)
+            if number in mine:
+                for rows in product.of.rows(product.of.sample(-(-product.enough // len(self._batches)), number)):
+                    known[key].add(rows)
 
         self._run(on_product, self._batches)
-        for name, parts in found.items():
-            for which, moments in parts.items():
-                moments.xx, moments.x = moments.xx.cpu(), moments.x.cpu()
-                if not bool(moments.xx.isfinite().all()):
-                    raise CalibrationError(
-                        f"Reconstruction: what {name} is multiplied with is not finite; are there NaN weights or data?"
-                    )
-                moments.fisher = self._fisher_of(moments, which)
-        return {name: list(parts.values()) for name, parts in found.items()}
+        if self.dealt:
+            known = self._over_ranks(known)
+        found: dict[str, list[InputMoments]] = {name: [] for name in names}
+        for which, moments in known.items():
+            if not bool(moments.xx.isfinite().all()):
+                raise CalibrationError(
+                    f"Reconstruction: what {moments.name} is multiplied with is not finite; are there NaN weights or "
+                    "data?"
+                )
+            moments.fisher = self._fisher_of(moments, which)
+            found[moments.name].append(moments)
+        return found
+
+    def _over_ranks(self, known: Mapping[Part, InputMoments]) -> dict[Part, InputMoments]:
+        """The moments of the batches of all ranks; products that a rank did not come to are told it."""
+        device = next(self._model.parameters()).device
+        told = pooled("Reconstruction: products", {key: moments.told() for key, moments in known.items()}, device)
+        every = {key: known[key] if key in known else InputMoments.of(key[0], *what) for key, what in told.items()}
+        sums = [
+            each for one in every.values() for each in (torch.tensor(one.rows), one.xx.to(device), one.x.to(device))
+        ]
+        added_up = iter(totals("Reconstruction: moments", sums))
+        for one in every.values():
+            one.rows, one.xx, one.x = int(next(added_up)), next(added_up), next(added_up)
+        return every
 
     def _fisher_of(self, moments: InputMoments, which: Part) -> Tensor:
         """How much each output matters: to the model's, or else to all outputs of the layer."""
         if self._fisher is None:
-            even = replace(moments, fisher=torch.ones(moments.weight.shape[:2], dtype=torch.float64))
+            even = replace(moments, fisher=moments.xx.new_ones(moments.weight.shape[:2]))
             return even.fisher / even.effects().sum().clamp_min(1e-30)
         own = self._fisher.get(which)
         return moments.fisher if own is None or own.shape != moments.weight.shape[:2] else own
 
     def _run(self, on_product: Callable[[ParameterProduct, int], None], batches: Sequence[Any]) -> None:
-        """All products in runs of the model, with the number of the batch."""
+        """All products in runs of the model, with the number of the batch: those of this rank, and the first."""
         with studied(self._model, _WHAT):
-            for number, batch in enumerate(batches):
+            for number in with_first(batches):
 
                 def seen(product: ParameterProduct, run: Any, number: int = number) -> Any:
                     on_product(product, number)
                     return run()
 
                 with blamed_on_batch(number, _WHAT), Watch(self._model, seen):
-                    call(self._model, batch)
+                    call(self._model, batches[number])

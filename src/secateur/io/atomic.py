@@ -3,11 +3,13 @@
 import contextlib
 import os
 import secrets
+import shutil
 import stat
 from collections.abc import Iterator
 from pathlib import Path
 
 from secateur.errors import FileError
+from secateur.io.file import about
 
 
 @contextlib.contextmanager
@@ -51,6 +53,43 @@ def _mode(path: Path, overwrite: bool) -> int | None:
     if not overwrite:
         raise FileError("there is a file already; pass overwrite=True to replace it, or another path")
     return stat.S_IMODE(found)
+
+
+@contextlib.contextmanager
+def new_folder(path: Path) -> Iterator[Path]:
+    """A new folder beside `path`, which gets its name if the block ends well and vanishes if not.
+
+    >>> import tempfile
+    >>> path = Path(tempfile.mkdtemp(), "notes")
+    >>> with new_folder(path) as new:
+    ...     _ = (new / "one").write_text("whole")
+    >>> [each.name for each in path.iterdir()]
+    ['one']
+    """
+    target = path.absolute()
+    new = target.with_name(f".secateur-{secrets.token_hex(8)}.tmp")
+    try:
+        with about(path):
+            check_new(path)
+            new.mkdir()
+        yield new
+        with about(path):
+            for file in (*new.iterdir(), new):
+                sync(file, os.O_RDONLY)
+            os.replace(new, target)
+    except BaseException:
+        shutil.rmtree(new, ignore_errors=True)
+        raise
+    with about(path):
+        sync(target.parent, os.O_RDONLY)
+
+
+def check_new(path: Path) -> None:
+    """Refuse a place where a new folder cannot be, or must not."""
+    if not path.absolute().parent.is_dir():
+        raise FileError(f"there is no folder {path.absolute().parent}; make it first")
+    if os.path.lexists(path) and (path.is_symlink() or not path.is_dir() or any(path.iterdir())):
+        raise FileError("there is something already; give the path of a new folder")
 
 
 def sync(path: Path, flags: int) -> None:

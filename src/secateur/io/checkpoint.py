@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import secrets
 import shutil
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
@@ -15,7 +14,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from secateur.errors import FileError, PlanError
-from secateur.io.atomic import sync
+from secateur.io.atomic import check_new, new_folder
 from secateur.io.file import about
 from secateur.io.mapped import CONFIG, outline_of
 from secateur.io.pieces import Left, Piece, check_whole, left, piece
@@ -76,22 +75,11 @@ def writing(shards: Shards, plan: Plan, model: nn.Module | None, out: str | os.P
         config = _config(shards.folder, plan)
     with about(out) as target:
         check_target(shards.folder, target)
-        new = target.absolute().with_name(f".secateur-{secrets.token_hex(8)}.tmp")
-        _check_room(new.parent, job)
-    try:
+        _check_room(target.absolute().parent, job)
+    with new_folder(target) as new:
         with about(out):
-            new.mkdir()
             _fill(new, job, config)
         yield new
-        with about(out):
-            for path in (*new.iterdir(), new):
-                sync(path, os.O_RDONLY)
-            os.replace(new, target.absolute())
-    except BaseException:
-        shutil.rmtree(new, ignore_errors=True)
-        raise
-    with about(out):
-        sync(new.parent, os.O_RDONLY)
 
 
 @dataclass(frozen=True)
@@ -193,11 +181,8 @@ def _config(folder: Path, plan: Plan) -> dict[str, str]:
 
 
 def check_target(folder: Path, target: Path) -> None:
-    """Refuse a place where a new folder cannot be, or must not."""
-    if not target.absolute().parent.is_dir():
-        raise FileError(f"there is no folder {target.absolute().parent}; make it first")
-    if os.path.lexists(target) and (target.is_symlink() or not target.is_dir() or any(target.iterdir())):
-        raise FileError("there is something already; give the path of a new folder")
+    """Refuse a place where a cut checkpoint cannot be, or must not."""
+    check_new(target)
     if os.path.realpath(target) == os.path.realpath(folder):
         raise FileError("this is the checkpoint itself; give the path of a new folder")
 

@@ -41,7 +41,7 @@ from secateur.planning.plans import Plan
 from secateur.tracing.origins import Origin
 
 VERSION = 1
-_ENTRY = "secateur"
+ENTRY = "secateur"
 _REMEDY = "it is damaged or was not written by secateur.save"
 
 
@@ -71,15 +71,15 @@ class Header:
             "tables": list(self.tables),
             "training": self.training,
         }
-        return {_ENTRY: json.dumps(data, separators=(",", ":"), sort_keys=True)}
+        return {ENTRY: json.dumps(data, separators=(",", ":"), sort_keys=True)}
 
     @staticmethod
     def read(metadata: Mapping[str, str] | None) -> Header:
         """The header in a file's metadata; refused where it is not what `metadata` makes."""
-        if not metadata or _ENTRY not in metadata:
+        if not metadata or ENTRY not in metadata:
             raise FileError(f"it holds tensors but no plan; {_REMEDY}")
         try:
-            data = parse(metadata[_ENTRY])
+            data = parse(metadata[ENTRY])
         except ValueError as error:
             raise FileError(f"its metadata cannot be read: {error}; {_REMEDY}") from None
         fields = {"version", "library", "class", "plan", "tied"}

@@ -5,19 +5,24 @@ from __future__ import annotations
 import functools
 import math
 import os
-from collections.abc import Callable
-from contextlib import ExitStack, nullcontext
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager, nullcontext
 from functools import partial
 from typing import Any, TypeVar, overload
 
+import torch
 from torch import Tensor, nn
 
+from secateur.compat import dtensor, own_box
+from secateur.distributed import Undressed, agreed, is_sharded, meet, spread_like, together
 from secateur.errors import FileError, SecateurError
 from secateur.io.file import Header, about, check_order, class_name
+from secateur.io.parts import Parts
 from secateur.io.stored import Stored, header_of, opened
 from secateur.io.tensors import State, fill, realised, set_extra
 from secateur.pipeline.apply import plan_of, remember
 from secateur.pipeline.rebuild import held_here
+from secateur.pipeline.sharded import Shard, shard_empty
 from secateur.planning.json import shown
 from secateur.state.held import named_tensors
 from secateur.state.transaction import Transaction, transaction
@@ -28,19 +33,19 @@ from secateur.surgery.holders import check_alone, tell_holders, wrappers_follow
 from secateur.tracing import unwrap
 from secateur.tracing.constructor import Maker
 from secateur.tracing.origins import Origin
-from secateur.tracing.shell import shell, tables
+from secateur.tracing.shell import buffers, shell, tables
 
 Model = TypeVar("Model", bound=nn.Module)
 _AS_BUILT = "build the model as it was built when it was saved"
 
 
 @overload
-def load(path: str | os.PathLike[str], model: Model) -> Model: ...
+def load(path: str | os.PathLike[str], model: Model, *, shard: Shard | None = None) -> Model: ...
 @overload
 def load(
     path: str | os.PathLike[str], model: None = None, *, make: Callable[..., nn.Module] | None = None
 ) -> nn.Module: ...
-def load(path: Any, model: Any = None, *, make: Any = None) -> Any:
+def load(path: Any, model: Any = None, *, make: Any = None, shard: Any = None) -> Any:
     """Load a file that `save` wrote, or a folder with a cut model; returns the model.
 
     >>> import secateur as sec, tempfile, torch
@@ -59,19 +64,29 @@ def load(path: Any, model: Any = None, *, make: Any = None) -> Any:
     With `model`, freshly built and of full size, that is cut by the plan in the file and gets its weights, in place;
     its device, dtypes, modes and what requires a gradient stay. It can be cut and saved again.
 
+    In a process group, `shard` is the function that spreads the model over ranks (`fully_shard`, `parallelize_module`);
+    every rank calls this. The model may be on the meta device: it is cut without values, `shard` is called on it, and
+    each rank takes what is its own from the file or folder, whatever number of ranks wrote it.
+
     The file is not trusted: names, shapes, dtypes and every number that it rewrites must be those of this model.
     Whatever goes wrong, the model is as it was.
     """
     check_order(path, model, "load(path, model)")
     if model is not None and make is not None:
         raise FileError(f"{path}: make= builds the model, so it does not go with one that is there")
+    if shard is not None:
+        _check_shard(path, model, shard)
     with ExitStack() as stack:
+        stack.enter_context(together("load", all_come=shard is not None))
         file = stack.enter_context(opened(stack.enter_context(about(path))))
         if model is None:
             return _from_nothing(file, make)
         inner = unwrap(model)
         header = header_of(file, inner)
         _check_model(inner, header)
+        if shard is not None:
+            _load_spread(inner, header, file, shard)
+            return model
         if header.plan is not None:
             check_alone(inner, header.plan)  # before the transaction holds its tensors, too
         closing = stack.pop_all()
@@ -81,6 +96,14 @@ def load(path: Any, model: Any = None, *, make: Any = None) -> Any:
     if header.plan is not None:
         tell_holders(inner, header.plan)
     return model
+
+
+def _check_shard(path: Any, model: Any, shard: Any) -> None:
+    if not callable(shard) or model is None:
+        raise FileError(
+            f"{path}: shard= is a function that spreads a model over ranks (lambda model: fully_shard(model)), for the "
+            "model that is passed, on the meta device or not"
+        )
 
 
 def _from_nothing(file: Stored, make: Callable[..., nn.Module] | None) -> nn.Module:
@@ -138,44 +161,134 @@ def _carry_out(model: nn.Module, header: Header, file: Stored, undo: Transaction
     if undo is not None:
         for name, value in State.of(model).extra.items():
             undo.before_roll_back(partial(set_extra, model, name, value.clone()))
-    try:
-        plan = None if header.plan is None else shortened(model, header.plan)
-        add_biases(model, header.biases)
-        stored = _matched(State.of(model), header, set(file.keys()) - set(header.tables))
-        _check_sizes(State.of(model), stored, file)
-        values = {name: file.get_tensor(key) for name, key in stored.items()}  # mapped, not yet read
-        if header.plan is not None and plan is not None:
-            carry_out(model, held_here(model, plan))
-            remember(model, header.plan)
-        check_biases(model, header.biases)
+    with _blamed():
+        stored = _cut(model, header, file)
         state = State.of(model)
-        for name, tensor in state.tensors.items():
-            if name in values:
-                _check_tensor(name, values[name], tensor, undo is not None)
+        values = _Values(file, stored, state.tensors, typed=undo is not None)
         if undo is None:
             _realise(model, values, header, file)
         else:
             cut = set() if header.plan is None else set(header.plan.kept)  # these get their old memory back
             undo.keep(*(t for name, t in state.tensors.items() if name in values and name not in cut))
         fill(model, values if undo is not None else {name: values[name] for name in state.extra})
+
+
+@contextmanager
+def _blamed() -> Iterator[None]:
+    """Sizes that contradict each other, or a set_extra_state, fail in ways of their own."""
+    try:
+        yield
     except SecateurError:
         raise
-    except Exception as error:  # sizes that contradict each other, or a set_extra_state, fail in ways of their own
+    except Exception as error:
         raise FileError(f"it cannot be loaded: {type(error).__name__}: {error}; {_AS_BUILT}") from error
 
 
-def _realise(model: nn.Module, values: dict[str, Tensor], header: Header, file: Stored) -> None:
+def _cut(model: nn.Module, header: Header, file: Stored) -> dict[str, str]:
+    """Cut a model as a file tells; {the first name of each of its tensors: its name in the file}."""
+    plan = None if header.plan is None else shortened(model, header.plan)
+    add_biases(model, header.biases)
+    stored = _matched(State.of(model), header, set(file.keys()) - set(header.tables))
+    _check_sizes(State.of(model), stored, file)
+    if header.plan is not None and plan is not None:
+        carry_out(model, held_here(model, plan))
+        remember(model, header.plan)
+    check_biases(model, header.biases)
+    return stored
+
+
+class _Values(Mapping[str, Tensor]):
+    """The values of a file by the names of a model, each read when it is asked for, and refused if it does not fit."""
+
+    def __init__(self, file: Stored, stored: Mapping[str, str], tensors: Mapping[str, Tensor], *, typed: bool) -> None:
+        self._file, self._stored, self._tensors, self._typed = file, stored, tensors, typed
+
+    def beside(self, names: Iterable[str]) -> _Values:
+        """With further ones, which the model has under the names of the file."""
+        more = {name: name for name in names}
+        return _Values(self._file, {**self._stored, **more}, self._tensors, typed=self._typed)
+
+    def __getitem__(self, name: str) -> Tensor:
+        value = self._file.get_tensor(self._stored[name])
+        if name in self._tensors:
+            _check_tensor(name, value, self._tensors[name], self._typed)
+        return value
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._stored
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._stored)
+
+    def __len__(self) -> int:
+        return len(self._stored)
+
+
+def _load_spread(model: nn.Module, header: Header, file: Stored, shard: Shard) -> None:
+    """Cut a model without values, have it sharded, and give each rank its own part of each tensor. All or nothing."""
+    if is_sharded(model):
+        raise FileError("the model is spread over ranks already; pass it as it was built, load shards it")
+    agreed("load", "".join(header.metadata().values()))
+    if extra := State.of(model).extra:
+        raise FileError(f"{shown(min(extra))} is extra state, which does not go with shard=; load it without")
+    undressed = Undressed.of(model)
+    try:
+        with transaction(model) as undo, _blamed():
+            stored = _cut(model, header, file)
+            undo.keep(*(buffer for buffer in model.buffers() if not buffer.is_meta))
+            meet("load: sharding")
+            shard_empty(model, shard)
+            _fill_parts(model, header, file, stored)
+            meet("load: done")  # on every rank, or on none
+    except BaseException:
+        undressed.restore()
+        raise
+
+
+@torch.no_grad()
+def _fill_parts(model: nn.Module, header: Header, file: Stored, stored: Mapping[str, str]) -> None:
+    """Give each tensor of a sharded model what this rank has of it; buffers without values become tensors."""
+    unstored = dict(buffers(model))
+    where = {**stored, **{name: name for name in header.tables if name in unstored}}
+    empty: dict[str, Tensor] = {}
+    device = next(model.parameters()).device
+    for name, tensor in (*State.of(model).tensors.items(), *unstored.items()):
+        if name not in where:
+            continue
+        _check_shape(name, file.shape(where[name]), tensor)
+        if tensor.is_meta:
+            empty[name] = file.get_tensor(where[name]).to(device)
+        elif name in stored:
+            _fill_part(name, file, where[name], tensor)
+    realised(model, empty)
+    _check_values(model)
+
+
+def _fill_part(name: str, file: Stored, key: str, tensor: Tensor) -> None:
+    """Give a tensor that is real, and may be spread over ranks, its values."""
+    box = own_box(tensor) if isinstance(file, Parts) and isinstance(tensor, dtensor() or ()) else None
+    if box is None or not isinstance(file, Parts):
+        value, part = spread_like(file.get_tensor(key), tensor), tensor
+    else:
+        value, part = file.get_part(key, *box), tensor.to_local()  # type: ignore[attr-defined]
+    _check_tensor(name, value, part, typed=True)
+    part.copy_(value)
+
+
+def _realise(model: nn.Module, values: _Values, header: Header, file: Stored) -> None:
     """Real tensors in a model that was made without weights."""
     have = dict(tables(model))
-    held = {}
     for name in header.tables:
         if name not in have or file.shape(name) != tuple(have[name].shape):
             raise FileError(f"it holds {shown(name)}, which the model does not have, or in another shape")
-        held[name] = file.get_tensor(name)
-    realised(model, {**values, **held})
+    realised(model, values.beside(header.tables))
+    _check_values(model)
+
+
+def _check_values(model: nn.Module) -> None:
     for name, tensor in (*named_tensors(model), *tables(model)):
         if tensor.is_meta:
-            raise FileError(f"it does not hold {shown(name)}; pass a model of full size, load(path, model)")
+            raise FileError(f"it does not hold {shown(name)}; pass a model with its values, load(path, model)")
 
 
 def _check_sizes(state: State, stored: dict[str, str], file: Stored) -> None:
@@ -186,12 +299,16 @@ def _check_sizes(state: State, stored: dict[str, str], file: Stored) -> None:
             raise FileError(f"{shown(name)} is {sizes}; {_AS_BUILT}")
 
 
+def _check_shape(name: str, shape: tuple[int, ...], tensor: Tensor) -> None:
+    if shape != tuple(tensor.shape):
+        sizes = f"{list(shape)[:16]} in the file, {list(tensor.shape)} in the model after the cut"
+        raise FileError(f"{name} is {sizes}; {_AS_BUILT}")
+
+
 def _check_tensor(name: str, value: Tensor, tensor: Tensor, typed: bool) -> None:
     if tensor.is_meta and typed:
         raise FileError(f"{name} of the model is on the meta device; call model.to_empty(device=…) first")
-    if value.shape != tensor.shape:
-        sizes = f"{list(value.shape)[:16]} in the file, {list(tensor.shape)} in the model after the cut"
-        raise FileError(f"{name} is {sizes}; {_AS_BUILT}")
+    _check_shape(name, tuple(value.shape), tensor)
     if value.dtype != tensor.dtype and (typed or value.is_floating_point() != tensor.is_floating_point()):
         remedy = _AS_BUILT
         if value.is_floating_point() and tensor.is_floating_point():

@@ -2,7 +2,6 @@
 
 import dataclasses
 import os
-from pathlib import Path
 
 import torch
 import torch.distributed as dist
@@ -14,14 +13,16 @@ from secateur.errors import FileError
 from secateur.io.atomic import replacing
 from secateur.io.file import Header, about, check_order, class_name, storable, write
 from secateur.io.packed import packed
+from secateur.io.parts import write_parts
 from secateur.io.tensors import State
 from secateur.pipeline.apply import plan_of
 from secateur.pipeline.rebuild import origin_in
 from secateur.surgery.bias import added_biases, with_added
 from secateur.tracing import unwrap
+from secateur.tracing.shell import buffers
 
 
-def save(model: nn.Module, path: str | os.PathLike[str], *, overwrite: bool = True) -> None:
+def save(model: nn.Module, path: str | os.PathLike[str], *, overwrite: bool = True, sharded: bool = False) -> None:
     """Save a model: its weights, and the plan that made it what it is.
 
     >>> import secateur as sec, tempfile
@@ -39,18 +40,33 @@ def save(model: nn.Module, path: str | os.PathLike[str], *, overwrite: bool = Tr
     until the new file is complete and on disk, and stays if anything goes wrong; `overwrite=False` refuses to replace
     it. Of a model that is spread over ranks, which all call this, rank 0 writes the whole, so that it can be loaded on
     any number of processes.
+
+    `sharded=True` makes a new folder instead, into which every rank writes what it has (`torch.distributed.checkpoint`,
+    in safetensors); that can be loaded on any number of processes, too.
     """
     check_order(path, model, "save(model, path)")
     with about(path) as target:
         inner = unwrap(model, sharded=True)
         spread = is_sharded(inner)
-        with together("save", all_come=spread):
-            _save(inner, target, overwrite, writes=not spread or dist.get_rank() == 0)
+        with together("save", all_come=spread or sharded):
+            if sharded:
+                write_parts(target, *_contents(inner, every_buffer=True))
+                return
+            tensors, header = _contents(inner)
+            writes = not spread or dist.get_rank() == 0
+            tensors = _separate(tensors, keep=writes)
+            if writes:
+                with replacing(target, overwrite=overwrite) as new:
+                    write(new, packed(tensors), header)
             if spread:
                 meet("save: done")
 
 
-def _save(model: nn.Module, target: Path, overwrite: bool, writes: bool) -> None:
+def _contents(model: nn.Module, *, every_buffer: bool = False) -> tuple[dict[str, Tensor], Header]:
+    """The tensors of a model that go into a file, and what is said of them.
+
+    Of tensors that no state dict has, those that building the model would make otherwise, or every buffer.
+    """
     state = State.of(model)
     groups = state.groups()
     stored = {group[0]: state.tensors[group[0]] for group in groups} | dict(state.extra)
@@ -61,11 +77,12 @@ def _save(model: nn.Module, target: Path, overwrite: bool, writes: bool) -> None
         found = origin_in(model, plan)
     tied = {group[0]: group[1:] for group in groups if len(group) > 1}
     biases = added_biases(model)
-    header = Header(class_name(model), plan, tied, biases, found.origin, found.why, tuple(found.tables), model.training)
-    tensors = _separate({**stored, **found.tables}, keep=writes)
-    if writes:
-        with replacing(target, overwrite=overwrite) as new:
-            write(new, packed(tensors), header)
+    more = {**found.tables, **(dict(buffers(model)) if every_buffer else {})}
+    header = Header(class_name(model), plan, tied, biases, found.origin, found.why, tuple(more), model.training)
+    made = {**stored, **more}
+    for name, tensor in made.items():
+        _check(name, tensor)
+    return made, header
 
 
 def _separate(tensors: dict[str, Tensor], keep: bool) -> dict[str, Tensor]:
@@ -73,7 +90,6 @@ def _separate(tensors: dict[str, Tensor], keep: bool) -> dict[str, Tensor]:
     made: dict[str, Tensor] = {}
     memories: set[int] = set()
     for name, tensor in tensors.items():
-        _check(name, tensor)
         plain = whole(tensor).detach()
         if not keep:
             continue

@@ -1,7 +1,7 @@
 """What a model is loaded from: a file that `save` wrote, or a folder with a checkpoint and the plan beside it.
 
 Such a folder is written by `save_pretrained` of a cut model and by `cut_checkpoint`. Its config.json keeps
-`from_pretrained` away, which would build the model at another size.
+`from_pretrained` away, which would build the model at another size. Or ranks have written it together (`parts`).
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from secateur.errors import FileError
 from secateur.io import file as files
 from secateur.io.file import Header, class_name
 from secateur.io.packed import Unpacking
+from secateur.io.parts import HEADER, Parts
 from secateur.io.pieces import piece
 from secateur.io.shards import Shards, read_json
 from secateur.io.tensors import State
@@ -40,7 +41,7 @@ class Stored(Protocol):
 def opened(path: Path) -> Iterator[Stored]:
     """A file or a folder, open for reading."""
     if path.is_dir():
-        yield PlannedCheckpoint(path)
+        yield Parts(path) if (path / HEADER).is_file() else PlannedCheckpoint(path)
     else:
         with files.opened(path) as file:
             yield file
@@ -50,6 +51,8 @@ def header_of(stored: Stored, model: nn.Module | None = None) -> Header:
     """What a file or a folder says about its tensors; a folder leaves it to the `model` which of them are tied."""
     if isinstance(stored, Unpacking):
         return Header.read(stored.metadata())
+    if isinstance(stored, Parts):
+        return stored.header
     assert isinstance(stored, PlannedCheckpoint)
     return stored.header(model)
 

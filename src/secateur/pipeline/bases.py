@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from secateur.distributed import pooled
 from secateur.errors import VerifyError
 from secateur.importance.reconstruction import InputMoments, MomentStore
 from secateur.importance.weights import Weights
@@ -83,8 +84,10 @@ def _bases(weights: Weights, places: Sequence[Places], batches: Sequence[Any]) -
         for site in (site for sites in own.tensors.values() for site in sites):
             for moments in held.get(site.tensor, ()):
                 _add(spread, matters, own, site, moments)
-        found[own] = torch.stack([_basis(h, m) for h, m in zip(spread, matters, strict=True)])
-    return found
+        if store.mine(number):
+            found[number] = torch.stack([_basis(h, m) for h, m in zip(spread, matters, strict=True)])
+    found = pooled("bases", found) if store.dealt else found
+    return {own: found[number] for number, own in enumerate(places)}
 
 
 def _add(spread: Tensor, matters: Tensor, own: Places, site: Site, moments: InputMoments) -> None:
@@ -92,7 +95,7 @@ def _add(spread: Tensor, matters: Tensor, own: Places, site: Site, moments: Inpu
     index = moments.summed(site.dim)
     if index is None or not moments.narrow:
         return
-    varies, weight = moments.spread().double(), moments.weighted()
+    varies, weight = moments.spread().double().cpu(), moments.weighted().cpu()
     for at, part in own.at(site):
         for group, there in enumerate(index):
             for number, one in zip(part.tolist(), at.T, strict=True):

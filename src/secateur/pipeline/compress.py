@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 from torch import nn
 
-from secateur.calibrate.data import Some, taken
+from secateur.calibrate.data import Some, dealt, is_dealt, taken
 from secateur.compensate import LeastSquares, Outcome
 from secateur.compensate.moments import held_back
 from secateur.distributed import alone, meet, together
@@ -103,11 +104,12 @@ def compress(
     batches, and all come to the model that a single process makes of all batches.
     """
     start = time.perf_counter()
-    with together("compress"), taken(batches, "compress", example) as data:  # that of all ranks
+    numbers = (blocks,) if isinstance(blocks, int) else tuple(blocks)
+    read = taken if any(numbers) else dealt  # the data of all ranks to choose blocks by, else each rank its own
+    with together("compress"), read(batches, "compress", example) as data:
         inner = unwrap(model)
         check_values(inner, inner.parameters(), "compress")
         check_measured(target)
-        numbers = (blocks,) if isinstance(blocks, int) else tuple(blocks)
         if not numbers or any(isinstance(n, bool) or not isinstance(n, int) or n < 0 for n in numbers):
             raise PlanError(f"blocks= is how many blocks go, or several such numbers to try, not {blocks!r:.80}")
         options: dict[str, Any] = {"exact": exact, "protect": protect, "round_to": round_to, "loadable": loadable}
@@ -241,18 +243,23 @@ def _planned(
     if importance is not None:  # it has data of its own
         return plan(graph, target, importance=importance, **options), importance, Bases.of(graph, ())
     criterion = ranking(data)
-    with alone(), Bases.of(graph, Some(data, _TURNED)).tried() as bases:
+    with _by_itself(data), Bases.of(graph, Some(data, _TURNED)).tried() as bases:
         return plan(graph, target, importance=criterion, **options), criterion, bases
 
 
 def _cut(model: nn.Module, made: Plan, recipe: LeastSquares, verify: bool, undo: Transaction) -> Outcome:
-    """Cut and refit a model with data that is here as a whole already."""
+    """Cut and refit a model."""
     undo.keep(*(tensor for name, tensor in named_tensors(model) if name not in made.kept))  # refitted as they are
-    with alone():
+    with _by_itself(recipe.batches):
         apply(model, made, verify=verify, compensate=recipe)
     reached = outcome(model)
     assert reached is not None
     return reached
+
+
+def _by_itself(data: Sequence[Any]) -> AbstractContextManager[None]:
+    """Inside, a rank that has the data of all works by itself; one that has a part of it does not."""
+    return nullcontext() if is_dealt(data) else alone()
 
 
 def _speed(times: float) -> str:

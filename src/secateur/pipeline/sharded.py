@@ -38,7 +38,7 @@ def apply_sharded(
             if before is not None:
                 prove(before, model, plan, (value, lambda name: select(value(name), plan.kept.get(name, {}))))
             meet("apply: sharding anew")
-            _shard(model, shard, device)
+            shard_empty(model, shard, device)
             new = _filled(model, undressed.tensors, plan)
             follow = None if optimizer is None else _following(optimizer, new, plan, undressed.tensors)
             meet("apply: done")  # on every rank, or on none
@@ -63,8 +63,11 @@ def _device(tensor: Tensor) -> torch.device:
     return tensor.to_local().device if hasattr(tensor, "to_local") else tensor.device
 
 
-def _shard(model: nn.Module, shard: Shard, device: torch.device) -> None:
-    """Have the user's function shard a model without values, then make room for these."""
+def shard_empty(model: nn.Module, shard: Shard, device: torch.device | None = None) -> None:
+    """Have the user's function shard a model without values, then make room for these, where the mesh is if not told.
+
+    Buffers stay as they are.
+    """
     tied = {name: id(param) for name, param in model.named_parameters(remove_duplicate=False)}
     made = shard(model)
     if made is not None and made is not model:
@@ -75,7 +78,7 @@ def _shard(model: nn.Module, shard: Shard, device: torch.device) -> None:
     buffers = [(module._buffers, dict(module._buffers)) for module in model.modules()]
     for registry, _ in buffers:
         registry.clear()  # these have their values
-    model.to_empty(device=device)
+    model.to_empty(device=device or _mesh_device(model))
     for registry, held in buffers:
         registry.update(held)
     now = dict(model.named_parameters(remove_duplicate=False))
@@ -85,6 +88,17 @@ def _shard(model: nn.Module, shard: Shard, device: torch.device) -> None:
         if now[name] is not now[first]:
             owner, _, key = name.rpartition(".")
             model.get_submodule(owner)._parameters[key] = now[first]
+
+
+def _mesh_device(model: nn.Module) -> torch.device:
+    """The device of the mesh that some parameter is spread over."""
+    kinds = [param.device_mesh.device_type for param in model.parameters() if hasattr(param, "device_mesh")]
+    if not kinds:
+        raise ApplyError(
+            "shard= left no parameter spread over ranks; it is the function that calls fully_shard or "
+            "parallelize_module on the model"
+        )
+    return torch.device(kinds[0])
 
 
 def _filled(model: nn.Module, old: Mapping[str, Tensor], plan: Plan) -> dict[str, nn.Parameter]:
@@ -138,4 +152,4 @@ def _following(
     return follow
 
 
-__all__ = ["apply_sharded"]
+__all__ = ["Shard", "apply_sharded", "shard_empty"]
