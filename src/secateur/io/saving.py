@@ -14,6 +14,7 @@ from secateur.errors import FileError
 from secateur.io.atomic import replacing
 from secateur.io.file import Header, about, check_order, class_name, storable, write
 from secateur.io.packed import packed
+from secateur.io.settings import Settings
 from secateur.io.tensors import State
 from secateur.pipeline.apply import plan_of
 from secateur.pipeline.rebuild import origin_in
@@ -61,7 +62,8 @@ def _save(model: nn.Module, target: Path, overwrite: bool, writes: bool) -> None
         found = origin_in(model, plan)
     tied = {group[0]: group[1:] for group in groups if len(group) > 1}
     biases = added_biases(model)
-    header = Header(class_name(model), plan, tied, biases, found.origin, found.why, tuple(found.tables), model.training)
+    about_it = (tuple(found.tables), model.training, Settings.of(model))
+    header = Header(class_name(model), plan, tied, biases, found.origin, found.why, *about_it)
     tensors = _separate({**stored, **found.tables}, keep=writes)
     if writes:
         with replacing(target, overwrite=overwrite) as new:
