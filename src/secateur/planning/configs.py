@@ -13,13 +13,12 @@ from torch import nn
 
 from secateur.axes import size_after
 from secateur.axes.polynomial import Counts
-from secateur.sizes.size import Attr, Expr, Op, evaluate
+from secateur.sizes.size import Expr
 from secateur.state.held import Key, Place
 from secateur.tracing.constructor import Constructed, constructed
+from secateur.tracing.fields import agreed
 from secateur.tracing.graph import Graph
 from secateur.tracing.makers import maker_of
-
-Values = dict[Place, float]
 
 
 def config_fields(graph: Graph, counts: Counts, changed: Mapping[Place, Any]) -> Iterator[tuple[Place, Any, Any]]:
@@ -34,58 +33,23 @@ def config_fields(graph: Graph, counts: Counts, changed: Mapping[Place, Any]) ->
         made = constructed(maker, graph.model)
     except Exception:  # any code of the user's may run here; then nothing is known of its fields
         return
-    new = _agreed(made, list(_described(graph, counts, made, changed)))
+    new = agreed(made.fields, _described(graph, counts, made, changed))
     for field, value in new.items():
         for place in _places(graph.model, field, made.fields[field]):
             if place not in graph.equations.read and place not in changed:
                 yield place, made.fields[field], value
 
 
-def _described(graph: Graph, counts: Counts, made: Constructed, changed: Mapping[Place, Any]) -> Iterator[_Site]:
-    """What fields are part of: an expression over them, the fields in it, and what it must be after the cut."""
+def _described(
+    graph: Graph, counts: Counts, made: Constructed, changed: Mapping[Place, Any]
+) -> Iterator[tuple[Expr, Any]]:
+    """What fields are part of, and what it must be after the cut."""
     for name, sizes in made.dims.items():
         for sized, layout in zip(sizes, graph.layouts.get(name, ()), strict=False):
-            yield sized.expr, _fields(sized.expr), size_after(layout, counts)
+            yield sized.expr, size_after(layout, counts)
     for place, expr in made.numbers.items():
         if place in graph.equations.held_now:
-            yield expr, _fields(expr), changed.get(place, graph.equations.held_now[place])
-
-
-_Site = tuple[Expr, frozenset[Place], Any]
-
-
-def _fields(expr: Expr) -> frozenset[Place]:
-    if isinstance(expr, Op):
-        return _fields(expr.left) | _fields(expr.right)
-    return frozenset((expr.place,)) if isinstance(expr, Attr) else frozenset()
-
-
-def _agreed(made: Constructed, sites: list[_Site]) -> Values:
-    """The fields that change, with values of which everything agrees."""
-    now = dict(made.fields)
-    found: Values = {}
-    for expr, fields, after in sorted(sites, key=lambda site: len(site[1])):  # those of one field come first
-        if len(unknown := [field for field in fields if field not in found]) == 1:
-            found[unknown[0]] = _solved(expr, unknown[0], after, now | found)
-    values = now | found
-    while odd := {
-        field
-        for expr, fields, after in sites
-        for field in fields
-        if values[field] != now[field] and evaluate(expr, {}, values.__getitem__) != after
-    }:
-        values |= {field: now[field] for field in odd}
-    return {field: value for field, value in values.items() if value != now[field]}
-
-
-def _solved(expr: Expr, field: Place, after: Any, values: Values) -> float:
-    """The value of a field, a factor or a divisor of the rest, that makes an expression so large; else as it is."""
-    before, old = evaluate(expr, {}, values.__getitem__), values[field]
-    if before and after:
-        for value in (round(old * after / before), round(old * before / after)):
-            if value and evaluate(expr, {}, {**values, field: value}.__getitem__) == after:
-                return value
-    return old
+            yield expr, changed.get(place, graph.equations.held_now[place])
 
 
 def _places(model: nn.Module, field: Place, value: float) -> Iterator[Place]:
