@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
@@ -49,9 +50,8 @@ def _solved(expr: Expr, field: Place, must: Any, values: Values) -> float:
     before, old = evaluate(expr, {}, values.__getitem__), values[field]
     if not before or not must:
         return old
-    whole = isinstance(old, int)
-    for value in (old * must / before, old * before / must):
-        value = round(value) if whole else value
+    near = (old * must / before, old * before / must)
+    for value in (*(map(round, near) if isinstance(old, int) else ()), *near):
         if value and evaluate(expr, {}, {**values, field: value}.__getitem__) == must:
             return value
     return old
@@ -104,22 +104,26 @@ def _sites(made: Constructed, model: nn.Module, shapes: Mapping[str, tuple[int, 
 
 
 def _counted(maker: Maker, mine: Mapping[str, Any], theirs: Mapping[str, Any]) -> Values:
-    """The field that says how often something is there, where that is not as often as it should be."""
-    if mine.keys() == theirs.keys():
-        return {}
-    best: tuple[int, Values] = (len(mine.keys() ^ theirs.keys()), {})
+    """Fields that say how often something is there, where that is not as often as it should be."""
+    odd = len(mine.keys() ^ theirs.keys())
+    found: Values = {}
     for place, value in maker.fields().items():
-        if type(value) is not int or not 0 < value < _FEW:
-            continue
-        try:
-            step = len(_shapes(maker.build({place: value + 1}))) - len(theirs)
-            wanted = value + (len(mine) - len(theirs)) // step if step else value
-            if wanted > 0 and wanted != value:
-                left = len(mine.keys() ^ _shapes(maker.build({place: wanted})).keys())
-                best = min(best, (left, {place: wanted}), key=lambda found: found[0])
-        except Exception:  # a number that it does not take
-            continue
-    return best[1]
+        if odd and type(value) is int and 0 < value < _FEW:
+            best = odd
+            for step in (1, -1):
+                count = value + step
+                while count > 0 and (left := _left(maker, {**found, place: count}, mine)) < best:
+                    best, found[place], count = left, count, count + step
+            odd = best
+    return found
+
+
+def _left(maker: Maker, values: Values, mine: Mapping[str, Any]) -> float:
+    """How many tensors a model has that one with other values has not, or the other way round."""
+    try:
+        return len(mine.keys() ^ _shapes(maker.build(values)).keys())
+    except Exception:  # a number that it does not take
+        return math.inf
 
 
 __all__ = ["agreed", "fitted", "makes"]
