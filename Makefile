@@ -5,6 +5,7 @@ BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
 OLDEST := .venv-oldest
 ECOSYSTEM := .venv-ecosystem
+LLAMA  := -DGGML_NATIVE=OFF -DLLAVA_BUILD=OFF -DLLAMA_BUILD_COMMON=OFF  # what the tests need of llama.cpp, which is compiled
 
 export HF_HUB_OFFLINE := 1
 
@@ -43,7 +44,7 @@ ecosystem: $(ECOSYSTEM)/.ready ## cut models in the libraries around: PEFT, Ligh
 $(ECOSYSTEM)/.ready: pyproject.toml constraints.txt requirements-ecosystem.txt
 	$(PYTHON) -m venv $(ECOSYSTEM)
 	$(ECOSYSTEM)/bin/pip install -q -c constraints.txt -e '.[test]'
-	$(ECOSYSTEM)/bin/pip install -q --no-deps -r requirements-ecosystem.txt
+	CMAKE_ARGS='$(LLAMA)' $(ECOSYSTEM)/bin/pip install -q --no-deps -r requirements-ecosystem.txt
 	touch $@
 
 docs: setup ## build the documentation into site/

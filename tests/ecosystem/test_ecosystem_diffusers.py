@@ -13,7 +13,7 @@ import pytest
 import torch
 
 import secateur as sec
-from zoo.opener import Opener, reopened
+from zoo.opener import Opener, answered, reopened
 
 pytestmark = pytest.mark.ecosystem
 
@@ -132,6 +132,16 @@ def test_from_pretrained_opens_it(name: str, opener: Opener, tmp_path: Path) -> 
         assert REFUSED[name] in said
     else:
         assert answer in ("same", "aligned"), said
+
+
+@pytest.mark.parametrize("name", ["dit", "pixart"])
+def test_whole_blocks_where_the_width_cannot_change(name: str, opener: Opener, tmp_path: Path) -> None:
+    model, example = _built(name)
+    graph = sec.trace(model, example, variants=False)
+    plan = sec.plan_depth(graph, ["transformer_blocks.0"], loadable=True)
+    assert plan.fields == {"num_layers": 1}
+    answer, said = answered(model, plan, example, "", opener, tmp_path / "model")
+    assert answer in ("same", "aligned"), said
 
 
 PIPELINE = """

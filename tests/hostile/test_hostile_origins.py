@@ -156,7 +156,9 @@ def test_entries_of_another_type(tmp_path: Path) -> None:
     for entry in (3, "transformers", [], {"library": "transformers"}, {"library": 1, "name": 2, "arguments": "{}"}):
         with pytest.raises(sec.FileError):
             load(genuine().changed(lambda said, entry=entry: said.update(origin=entry)).to(tmp_path / "file"))
-    for key, entry in (("tables", [3]), ("tables", "x"), ("training", 1), ("unbuilt", 5), ("tables", ["nothing"])):
+    wrong = (("tables", [3]), ("tables", "x"), ("training", 1), ("unbuilt", 5), ("tables", ["nothing"]))
+    wrong += (("frozen", 3), ("frozen", [3]), ("frozen", ["nothing"]), ("generation", ["x"]))
+    for key, entry in wrong:
         with pytest.raises(sec.FileError):
             load(genuine().changed(lambda said, k=key, e=entry: said.update({k: e})).to(tmp_path / "file"))
 

@@ -107,6 +107,24 @@ def check_both_ways(model: Any, example: Any, tmp_path: Path) -> None:
         assert unlike(model, again) is None
 
 
+def test_what_learns_and_how_it_generates_come_back(tmp_path: Path) -> None:
+    model: Any = cut("llama")
+    model.model.embed_tokens.requires_grad_(False)
+    model.model.layers[1].mlp.up_proj.weight.requires_grad_(False)
+    model.generation_config.update(max_new_tokens=3, repetition_penalty=1.5, eos_token_id=[7, 9])
+    sec.save(model, tmp_path / "small.safetensors")
+    model.save_pretrained(tmp_path / "folder")
+    for source in (tmp_path / "small.safetensors", tmp_path / "folder"):
+        again = sec.load(source)
+        learns = {name: parameter.requires_grad for name, parameter in again.named_parameters()}
+        assert [name for name in learns if not learns[name]] == [
+            "model.embed_tokens.weight",
+            "model.layers.1.mlp.up_proj.weight",
+        ]
+        assert again.generation_config == model.generation_config
+        assert torch.equal(again.generate(**WORDS), model.generate(**WORDS))
+
+
 @pytest.mark.parametrize("name", PRETRAINED)
 def test_from_pretrained_refuses_and_says_what_to_do(name: str, tmp_path: Path) -> None:
     model = cut(name)

@@ -276,6 +276,28 @@ class Inverted(nn.Module):
         return x
 
 
+@pytest.mark.parametrize(
+    ("name", "given"),
+    [
+        ("vit_tiny_patch16_224", {"img_size": 32, "depth": 2, "num_classes": 5}),
+        ("test_vit", {"img_size": 32, "embed_dim": 48, "num_heads": 3, "mlp_ratio": 2.5}),
+        ("test_convnext", {"dims": (16, 24, 32, 40), "depths": (1, 2, 1, 1), "in_chans": 1}),
+    ],
+)
+def test_timm_models_with_arguments_of_ones_own(name: str, given: dict[str, Any], tmp_path: Path) -> None:
+    """What these were is told from the model."""
+    timm = pytest.importorskip("timm")
+    torch.manual_seed(0)
+    model, image = timm.create_model(name, **given).eval(), torch.randn(1, given.get("in_chans", 3), 32, 32)
+    plan = sec.plan(sec.trace(model, image, variants=False), sec.Params(0.75), loadable=True)
+    sec.apply(model, plan, verify=False)
+    fresh = timm.create_model(name, **{**given, **plan.fields}).eval()
+    fresh.load_state_dict(model.state_dict())
+    assert torch.equal(fresh(image), model(image))
+    sec.save(model, tmp_path / "file")
+    assert torch.equal(sec.load(tmp_path / "file").eval()(image), model(image))
+
+
 def test_a_ratio_that_the_constructor_rounds() -> None:
     net = Inverted()
     graph = sec.trace(net, torch.zeros(1, 4), make=functools.partial(Inverted, ratio=6.0, divisor=8))

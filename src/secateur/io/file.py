@@ -10,6 +10,8 @@
     unbuilt  why that is not said; may be absent
     tables   [names of tensors that no state dict has, where building would make others]; may be absent
     training whether it was in training mode; may be absent
+    frozen   [names of parameters that require no gradient]; may be absent
+    generation  how it generates by default, as Transformers writes it, or null; may be absent
 
 One entry only, because the format does not fix the order of several: the same model makes the same bytes. Tensors that
 are mostly zeros are packed (`packed`).
@@ -36,6 +38,7 @@ from torch import Tensor, nn
 from secateur.distributed import plain_kind
 from secateur.errors import FileError, SecateurError
 from secateur.io.packed import Unpacking
+from secateur.io.settings import Settings
 from secateur.planning.json import from_data, origin_data, origin_from, parse, shown, to_data
 from secateur.planning.plans import Plan
 from secateur.tracing.origins import Origin
@@ -57,6 +60,7 @@ class Header:
     unbuilt: str = ""
     tables: tuple[str, ...] = ()
     training: bool = False
+    settings: Settings = field(default_factory=Settings)
 
     def metadata(self) -> dict[str, str]:
         data = {
@@ -70,6 +74,8 @@ class Header:
             "unbuilt": self.unbuilt,
             "tables": list(self.tables),
             "training": self.training,
+            "frozen": None if self.settings.frozen is None else list(self.settings.frozen),
+            "generation": self.settings.generation,
         }
         return {ENTRY: json.dumps(data, separators=(",", ":"), sort_keys=True)}
 
@@ -98,7 +104,8 @@ class Header:
         plan = None if plan is None else replace(plan, origin=origin)
         biases = _names(data.get("biases", []), "added biases")
         tables = _names(data.get("tables", []), "tables")
-        return Header(data["class"], plan, tied, biases, origin, why[:500], tables, training)
+        settings = Settings.read(data.get("frozen"), data.get("generation"))
+        return Header(data["class"], plan, tied, biases, origin, why[:500], tables, training, settings)
 
     def source(self, stored: set[str]) -> dict[str, str]:
         """{each name, tied ones too: the stored name that holds its tensor}."""

@@ -59,7 +59,8 @@ def load(path: Any, model: Any = None, *, make: Any = None, shard: Any = None) -
     Transformers, diffusers, timm and torchvision the file says how. For any other, `make` is the class or function that
     builds it, which is called with the arguments that `trace(..., make=functools.partial(Net, width=64))` was given; a
     `functools.partial` is called as it is. A file cannot name any other code. The model is on the CPU, in the dtypes
-    and the mode in which it was saved.
+    and the mode in which it was saved; parameters that did not learn do not, and Transformers' `generation_config` is
+    back.
 
     With `model`, freshly built and of full size, that is cut by the plan in the file and gets its weights, in place;
     its device, dtypes, modes and what requires a gradient stay. It can be cut and saved again.
@@ -123,6 +124,7 @@ def _from_nothing(file: Stored, make: Callable[..., nn.Module] | None) -> nn.Mod
     header = header_of(file, model)
     _check_model(model, header)
     _carry_out(model, header, file, None)
+    header.settings.put(model)
     return model.train(header.training)
 
 

@@ -14,6 +14,7 @@ from secateur.io.atomic import replacing
 from secateur.io.file import Header, about, check_order, class_name, storable, write
 from secateur.io.packed import packed
 from secateur.io.parts import write_parts
+from secateur.io.settings import Settings
 from secateur.io.tensors import State
 from secateur.pipeline.apply import plan_of
 from secateur.pipeline.rebuild import origin_in
@@ -78,7 +79,8 @@ def _contents(model: nn.Module, *, every_buffer: bool = False) -> tuple[dict[str
     tied = {group[0]: group[1:] for group in groups if len(group) > 1}
     biases = added_biases(model)
     more = {**found.tables, **(dict(buffers(model)) if every_buffer else {})}
-    header = Header(class_name(model), plan, tied, biases, found.origin, found.why, tuple(more), model.training)
+    about_it = (tuple(more), model.training, Settings.of(model))
+    header = Header(class_name(model), plan, tied, biases, found.origin, found.why, *about_it)
     made = {**stored, **more}
     for name, tensor in made.items():
         _check(name, tensor)

@@ -21,9 +21,10 @@ from secateur.io.file import Header, class_name
 from secateur.io.packed import Unpacking
 from secateur.io.parts import HEADER, Parts
 from secateur.io.pieces import piece
+from secateur.io.settings import GENERATION, Settings
 from secateur.io.shards import Shards, read_json
 from secateur.io.tensors import State
-from secateur.pipeline.save_pretrained import PLAN, is_marked
+from secateur.pipeline.save_pretrained import FROZEN, PLAN, is_marked
 from secateur.planning.json import shown
 from secateur.planning.plans import Plan
 from secateur.tracing.shell import tables
@@ -67,6 +68,8 @@ class PlannedCheckpoint:
                 f"this folder holds no cut model ({PLAN}, and a config.json that says so); what from_pretrained opens, "
                 "open with that"
             )
+        generation = read_json(path / GENERATION) if (path / GENERATION).is_file() else None
+        self._settings = Settings.read(self._config.get(FROZEN), generation)
         self._plan = Plan.from_json((path / PLAN).read_text("utf-8"))
         self._shards = Shards.of(path)
         self._forms = {name: form for forms in self._shards.forms.values() for name, form in forms.items()}
@@ -92,7 +95,8 @@ class PlannedCheckpoint:
                 tied[held[0]] = tuple(name for name in group if name != held[0])
         told = self._config.get("architectures") or [self._config.get("_class_name")]
         name = told[0] if isinstance(told, list) and isinstance(told[0], str) else class_name(model)
-        return Header(name, plan, tied, biases, plan.origin, "", tuple(sorted(more & have.keys())))
+        extra = tuple(sorted(more & have.keys()))
+        return Header(name, plan, tied, biases, plan.origin, "", extra, settings=self._settings)
 
     def _join(self, known: set[str]) -> None:
         """Find what are parts of one tensor of a model."""

@@ -25,6 +25,7 @@ from secateur.planning.plans import Plan
 from secateur.surgery.bias import added_biases, with_added
 
 PLAN = "secateur.json"
+FROZEN = "secateur_frozen"  # an entry of the configuration: the parameters that require no gradient
 _NAME = "save_pretrained"
 _HOW = "this model was cut with Secateur: open the folder with secateur.load(folder)"
 # An entry that each library refuses in its own words, which quote it.
@@ -114,9 +115,14 @@ def _save(model: nn.Module, plan: Plan, library: str, own: Any, folder: Path, ar
     done = own(model, folder, *args, **kwargs)
     if writes:
         config = folder / "config.json"
-        text = json.dumps(marked(json.loads(config.read_text("utf-8")), library), indent=2)
-        config.write_text(text + "\n", "utf-8")
+        told = {**json.loads(config.read_text("utf-8")), FROZEN: frozen_in(model)}
+        config.write_text(json.dumps(marked(told, library), indent=2) + "\n", "utf-8")
     return done
 
 
-__all__ = ["PLAN", "is_marked", "marked", "watch"]
+def frozen_in(model: nn.Module) -> tuple[str, ...]:
+    """The names of parameters that require no gradient."""
+    return tuple(name for name, parameter in model.named_parameters() if not parameter.requires_grad)
+
+
+__all__ = ["FROZEN", "PLAN", "frozen_in", "is_marked", "marked", "watch"]

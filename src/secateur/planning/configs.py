@@ -1,75 +1,68 @@
-"""Configuration objects that describe a whole model: `hidden_size` and the like, kept true where all layers agree."""
+"""Configuration objects of Transformers, kept true where all layers agree, though a plan need not be loadable.
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+The constructor was followed (`tracing.constructor`), so it is known which dimensions and numbers each field is part of.
+A field follows a cut if all of these come out right with its new value.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from torch import nn
 
-from secateur.state.held import Place
+from secateur.axes import size_after
+from secateur.axes.polynomial import Counts
+from secateur.sizes.size import Expr
+from secateur.state.held import Key, Place
+from secateur.tracing.constructor import Constructed, constructed
+from secateur.tracing.fields import agreed
+from secateur.tracing.graph import Graph
+from secateur.tracing.makers import maker_of
 
-Shapes = Mapping[str, Sequence[int]]  # of tensors by name, after the cut
-Changes = Iterator[tuple[int, int]]  # before and after, of everything that a field describes
-Describes = Callable[[nn.Module, Any, Shapes], Changes]
+
+def config_fields(graph: Graph, counts: Counts, changed: Mapping[Place, Any]) -> Iterator[tuple[Place, Any, Any]]:
+    """Fields to rewrite, with their old and new values; `changed` are numbers in modules that a plan changes.
+
+    Fields that the model's code reads are among these already, if they follow.
+    """
+    maker = maker_of(graph.model, graph.make)
+    if maker is None or not any("config" in vars(module) for module in graph.model.modules()):
+        return
+    try:
+        made = constructed(maker, graph.model)
+    except Exception:  # any code of the user's may run here; then nothing is known of its fields
+        return
+    new = agreed(made.fields, _described(graph, counts, made, changed))
+    for field, value in new.items():
+        for place in _places(graph.model, field, made.fields[field]):
+            if place not in graph.equations.read and place not in changed:
+                yield place, made.fields[field], value
 
 
-def _embeddings(model: nn.Module, config: Any, after: Shapes) -> Changes:
+def _described(
+    graph: Graph, counts: Counts, made: Constructed, changed: Mapping[Place, Any]
+) -> Iterator[tuple[Expr, Any]]:
+    """What fields are part of, and what it must be after the cut."""
+    for name, sizes in made.dims.items():
+        for sized, layout in zip(sizes, graph.layouts.get(name, ()), strict=False):
+            yield sized.expr, size_after(layout, counts)
+    for place, expr in made.numbers.items():
+        if place in graph.equations.held_now:
+            yield expr, changed.get(place, graph.equations.held_now[place])
+
+
+def _places(model: nn.Module, field: Place, value: float) -> Iterator[Place]:
+    """Where the configuration objects that a model's modules hold, copies of it too, have a field."""
+    first, seen = getattr(model, "config", None), set[int]()
+    path = tuple(step.key if isinstance(step, Key) else step for step in field.path)
     for name, module in model.named_modules():
-        if isinstance(module, nn.Embedding) and module.num_embeddings == getattr(config, "vocab_size", None):
-            yield module.embedding_dim, after[f"{name}.weight"][1]
-
-
-def _layers(*suffixes: str) -> Describes:
-    def sizes(model: nn.Module, config: Any, after: Shapes) -> Changes:
-        for name, module in model.named_modules():
-            if name.endswith(suffixes) and isinstance(module, nn.Linear) and f"{name}.weight" in after:
-                yield module.out_features, after[f"{name}.weight"][0]
-
-    return sizes
-
-
-def _heads(suffix: str) -> Describes:
-    def sizes(model: nn.Module, config: Any, after: Shapes) -> Changes:
-        for name, module in model.named_modules():
-            head, layer = getattr(module, "head_dim", None), getattr(module, suffix, None)
-            if isinstance(head, int) and head > 0 and isinstance(layer, nn.Linear):
-                width = after.get(f"{name}.head_dim", (head,))[0]
-                yield layer.out_features // head, after[f"{name}.{suffix}.weight"][0] // width
-
-    return sizes
-
-
-def _head_dims(model: nn.Module, config: Any, after: Shapes) -> Changes:
-    for name, module in model.named_modules():
-        head = getattr(module, "head_dim", None)
-        if isinstance(head, int) and isinstance(getattr(module, "q_proj", None), nn.Linear):
-            yield head, after.get(f"{name}.head_dim", (head,))[0]
-
-
-_FIELDS: dict[tuple[str, ...], Describes] = {
-    ("hidden_size", "n_embd", "d_model", "dim"): _embeddings,
-    ("intermediate_size", "n_inner", "ffn_dim", "d_ff", "hidden_dim"): _layers(
-        "up_proj", "fc1", "wi", "wi_0", "dense_h_to_4h", "intermediate.dense", "lin1"
-    ),
-    ("num_attention_heads",): _heads("q_proj"),
-    ("num_key_value_heads",): _heads("k_proj"),
-    ("head_dim",): _head_dims,
-}
-
-
-def config_fields(model: nn.Module, after: Shapes, read: set[Place]) -> Iterator[tuple[Place, int, int]]:
-    """Fields to rewrite, with their old and new values: those of which everything that they describe had the old value
-    and will have one other. Fields that the model's code reads (`read`) are not touched: these follow by themselves."""
-    seen: set[int] = set()
-    for name, module in model.named_modules():
-        config = module.__dict__.get("config")
-        if config is None or id(config) in seen:
+        config = vars(module).get("config")
+        if type(config) is not type(first) or id(config) in seen:
             continue
         seen.add(id(config))
-        held = getattr(config, "__dict__", {})
-        for fields, describes in _FIELDS.items():
-            for field in fields:
-                place, value = Place(name, ("config", field)), held.get(field)
-                if isinstance(value, int) and not isinstance(value, bool) and place not in read:
-                    pairs = set(describes(model, config, after))
-                    if len(pairs) == 1 and (pair := pairs.pop())[0] == value != pair[1]:
-                        yield place, *pair
+        held: Any = config
+        for step in path[:-1]:
+            held = vars(held).get(step) if hasattr(held, "__dict__") and isinstance(step, str) else None
+        if hasattr(held, "__dict__") and vars(held).get(path[-1]) == value:
+            yield Place(name, ("config", *path))

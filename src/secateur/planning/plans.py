@@ -269,8 +269,7 @@ def make_plan(graph: Graph, chosen: Mapping[Axis, Tensor], limits: Loadable | No
         told = limits.told(counts)
         attributes += [(place, was, now) for place, (was, now) in told.items() if place not in changed]
     elif counts:
-        after |= {str(place): [value] for place, _, value in attributes}
-        attributes += config_fields(graph.model, after, equations.read)
+        attributes += config_fields(graph, counts, changed)
         attributes += told_sizes(graph, after, {place for place, *_ in attributes})
         attributes += kept_twice(graph.model, attributes)
     held = tuple((graph.places[name], kept.pop(name)) for name in list(kept) if graph.kinds[name] == "attribute")

@@ -22,6 +22,7 @@ from secateur.distributed import plain_kind
 from secateur.errors import TraceError
 from secateur.state.patches import patched
 from secateur.tracing.constructor import Maker
+from secateur.tracing.fields import fitted, makes
 
 
 def check_make(make: object) -> None:
@@ -132,7 +133,17 @@ def _timm(model: nn.Module) -> Maker | None:
     if timm is None or not isinstance(name, str) or not timm.is_model(name):
         return None
     own = {key: vars(model)[key] for key in ("num_classes", "in_chans") if type(vars(model).get(key)) is int}
-    return Maker(Created(name), own)
+    maker = Maker(Created(name), own)
+    try:
+        if makes(maker, model):
+            return maker
+        whole = with_fields(maker, model)  # it was created with arguments of its own
+    except Exception:  # any code of the library's may run here
+        return maker
+    found = fitted(whole, model)
+    if found is whole or found.function != maker.function:
+        return maker if found is whole else found
+    return Maker(maker.function, {k: v for k, v in found.arguments.items() if k in own or v != whole.arguments[k]})
 
 
 def with_fields(maker: Maker, model: nn.Module) -> Maker:
