@@ -44,6 +44,7 @@ from secateur.pipeline.apply import apply, outcome
 from secateur.pipeline.compress import Compressed, compress
 from secateur.pipeline.depth import ResidualBlock, blocks, plan_depth
 from secateur.pipeline.experts import plan_experts
+from secateur.pipeline.factor import factor
 from secateur.pipeline.rotations import Rotation, rotate, rotations
 from secateur.pipeline.sweep import sweep
 from secateur.planning import AxisPlan, Bytes, Macs, Params, Plan, Ratio, Zeros, plan
@@ -55,7 +56,7 @@ from secateur.training import Penalty, Recovered, recover
 
 __all__ = ["prune", "ao", "schedule", "training"]
 __all__ += ["trace", "plan", "apply", "compress", "iterate", "sparsify", "sweep", "outcome", "recover", "Penalty"]
-__all__ += ["rotate", "rotations", "blocks", "plan_depth", "plan_experts"]
+__all__ += ["rotate", "rotations", "factor", "blocks", "plan_depth", "plan_experts"]
 __all__ += ["macs", "latency", "compare", "save", "load", "cut_checkpoint", "compress_checkpoint"]
 __all__ += [
     "Examples",

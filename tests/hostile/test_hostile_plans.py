@@ -292,6 +292,11 @@ def test_blocks_that_go(data, both, removed, words):
     both({**data, "secateur_plan": 3, "removed": removed}, words)
 
 
+@pytest.mark.parametrize("factored", ["up", [""], ["a", "a"], [3], {}])
+def test_layers_that_become_two(data, both, factored):
+    both({**data, "secateur_plan": 4, "factored": factored}, "factored should be")
+
+
 def test_axes_and_costs(data, both):
     (right, *_) = data["axes"]
     for change, words in (
@@ -311,7 +316,7 @@ def test_axes_and_costs(data, both):
 
 
 def test_versions(data, both, tmp_path):
-    for version in (0, 4, -1, 10**30, True, "1", 1.0, None):
+    for version in (0, 5, -1, 10**30, True, "1", 1.0, None):
         both({**data, "secateur_plan": version}, "version|secateur_plan")
         changed = genuine().changed(lambda said, v=version: said.update(version=v, library="9.9"))
         refuses(changed.to(tmp_path / "file"), "it has layout .* reads 1; load it with what wrote it, version '9.9'")

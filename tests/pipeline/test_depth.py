@@ -389,3 +389,16 @@ def test_what_is_asked_wrongly_is_refused() -> None:
         sec.plan_depth(graph, 4, [x])
     with pytest.raises(sec.PlanError, match="does not have"):
         sec.apply(nn.Sequential(nn.Linear(4, 4)), sec.plan_depth(graph, ["layers.1"]))
+
+
+def test_compress_finds_how_many_blocks_go() -> None:
+    torch.manual_seed(0)
+    net, batches = Counted(width=8), [torch.randn(64, 8) for _ in range(8)]
+    report = sec.compress(net, batches[0], sec.Macs(0.45), batches, blocks="auto", timed=False)
+    assert report.macs.after <= 0.45 * report.macs.before
+    gone, tried = len(report.plan.removed.blocks), report.why[-1]
+    assert gone >= 1  # two of its blocks do next to nothing
+    assert f"without {gone} blocks" in tried
+    assert "without 0 blocks" in tried
+    with pytest.raises(sec.PlanError, match="blocks= is how many"):
+        sec.compress(Counted(width=8), batches[0], sec.Macs(0.45), batches, blocks="all", timed=False)

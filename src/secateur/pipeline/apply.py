@@ -32,6 +32,10 @@ _SHARD = (
     "ranks; it does not go with compensate="
 )
 _ROUTED = "compensate= compares token by token, and without some experts tokens go elsewhere; it goes with widths only"
+_FACTORED = (
+    "the plan cuts the rank of {}, in a basis that data told and a plan does not hold; load the file that the model "
+    "was saved to, or call secateur.factor(model, names, batches) and plan anew"
+)
 _PLAN, _OUTCOME = "_secateur_plan", "_secateur_outcome"
 
 
@@ -89,6 +93,8 @@ def apply(
             raise ApplyError(_SHARD)
         if compensate is not None and plan.routers:
             raise ApplyError(_ROUTED)
+        if plan.factored:
+            raise ApplyError(_FACTORED.format(plan.factored[0]))
         check_fit(inner, plan)
         check_alone(inner, plan)
         agree_on("apply", plan)

@@ -22,8 +22,9 @@ from secateur.importance.reconstruction import InputMoments, MomentStore
 from secateur.importance.weights import Weights
 from secateur.pipeline.rotations import Places, free_places, rotate_all
 from secateur.state.transaction import Transaction, untouched
-from secateur.tracing.graph import Graph, Site
+from secateur.tracing.graph import Axis, Graph, Site
 
+TURNED = 4  # batches that tell the basis of an axis: a small matrix
 _FLOOR = 1e-6  # of the largest variance; below it there is nothing but rounding
 
 
@@ -36,9 +37,9 @@ class Bases:
     example: Any
 
     @staticmethod
-    def of(graph: Graph, batches: Sequence[Any]) -> Bases:
-        """Find both from data; without any, there are none."""
-        weights = Weights(graph, graph.axes)
+    def of(graph: Graph, batches: Sequence[Any], axes: Sequence[Axis] | None = None) -> Bases:
+        """Find both from data, of all axes or of some; without any, there are none."""
+        weights = Weights(graph, graph.axes if axes is None else axes)
         if not batches:
             return Bases(weights, {}, None)
         free = [own for own in free_places(weights, batches[0])[0].values() if _precise(weights, own)]

@@ -17,9 +17,11 @@ from secateur.distributed import alone, meet, together
 from secateur.errors import PlanError
 from secateur.importance import Importance, Reconstruction
 from secateur.importance.batches import check_values
-from secateur.pipeline.apply import agree_on, apply, outcome
-from secateur.pipeline.bases import Bases
+from secateur.pipeline.apply import agree_on, apply, outcome, remember
+from secateur.pipeline.bases import TURNED, Bases
+from secateur.pipeline.depth import blocks as residual_blocks
 from secateur.pipeline.depth import further_off, outputs_of, plan_depth
+from secateur.pipeline.factor import idle, layers_named, rank_axes, split
 from secateur.planning import Bytes, Macs, Params, Plan, plan
 from secateur.planning.plans import Change
 from secateur.planning.targets import Budget, Budgets, Target
@@ -31,7 +33,7 @@ from secateur.tracing import Graph, macs, trace, unwrap
 
 _RANKED = 16  # batches that tell which positions go: fewer than it takes to fit the rest
 _JUDGES = 4  # batches that tell how many blocks should go
-_TURNED = 4  # batches that tell the basis of an axis: a small matrix
+
 _FASTER = 1.05  # below this, the difference is noise
 
 
@@ -78,7 +80,9 @@ def compress(
     loadable: bool = False,
     verify: bool = True,
     timed: bool = True,
-    blocks: int | Sequence[int] = 0,
+    blocks: int | Sequence[int] | str = 0,
+    rank: str | Sequence[str] = (),
+    rounds: int = 0,
 ) -> Compressed:
     """Cut a model to a target and keep as much of what it does as possible, without training; in place.
 
@@ -99,24 +103,29 @@ def compress(
     and `apply`; `bias=True` gives layers without a bias one where that helps; `timed=False` skips measuring time.
     `blocks=2` first removes the two blocks that matter least (`plan_depth`) and refits the others, then cuts widths for
     what is left of the target; of several numbers, `blocks=(0, 2, 4)`, the one stays whose outputs are nearest to those
-    of the uncut model on batches that were held back.
+    of the uncut model on batches that were held back; `blocks="auto"` tries 0, then an eighth more of them each time,
+    until that is worse, and takes as many times as long. `rank` names layers that may become products of two
+    (`factor`), the rank being one more axis: where the target would not take enough of it to pay, they stay as they
+    are. `rounds` are those of `LeastSquares`, which fit the layers of each block together.
     All or nothing: whatever goes wrong, the model is as it was. In a process group every rank calls this with its own
     batches, and all come to the model that a single process makes of all batches.
     """
     start = time.perf_counter()
-    numbers = (blocks,) if isinstance(blocks, int) else tuple(blocks)
-    read = taken if any(numbers) else dealt  # the data of all ranks to choose blocks by, else each rank its own
+    read = taken if blocks or rank or rounds else dealt  # what needs the data of all ranks, else each rank its own
     with together("compress"), read(batches, "compress", example) as data:
         inner = unwrap(model)
         check_values(inner, inner.parameters(), "compress")
         check_measured(target)
-        if not numbers or any(isinstance(n, bool) or not isinstance(n, int) or n < 0 for n in numbers):
-            raise PlanError(f"blocks= is how many blocks go, or several such numbers to try, not {blocks!r:.80}")
+        traced = trace(inner, example)
+        numbers = _numbers(blocks, traced)
         options: dict[str, Any] = {"exact": exact, "protect": protect, "round_to": round_to, "loadable": loadable}
-        recipe = LeastSquares(data, ridge=ridge, bias=bias)
-        job = _Job(inner, trace(inner, example), target, data, importance, options, recipe, verify, timed)
+        recipe = LeastSquares(data, ridge=ridge, bias=bias, rounds=rounds)
+        if rank and (loadable or importance is not None):
+            raise PlanError("rank= goes neither with loadable=True nor with importance=; see secateur.factor")
+        layers = layers_named(inner, rank) if rank else ()
+        job = _Job(inner, traced, target, data, importance, options, recipe, verify, timed, layers)
         with transaction(inner) as undo:
-            report = _best(job, numbers, undo, start)
+            report = _best(job, numbers, undo, start, until_worse=blocks == "auto")
             meet("compress: done")  # on every rank, or on none
     return report
 
@@ -134,6 +143,7 @@ class _Job:
     recipe: LeastSquares
     verify: bool
     timed: bool
+    rank: tuple[str, ...]  # layers that may become two
 
     def counted(self, macs: int) -> Counted:
         """What the model costs now."""
@@ -141,10 +151,23 @@ class _Job:
         return Counted(macs, params(self.model), time)
 
 
-def _best(job: _Job, numbers: Sequence[int], undo: Transaction, start: float) -> Compressed:
-    """The model compressed with the best of some numbers of blocks that go."""
+def _numbers(blocks: object, graph: Graph) -> tuple[int, ...]:
+    """The numbers of blocks to try."""
+    if blocks == "auto":
+        free = sum(block.free for block in residual_blocks(graph))
+        return tuple(range(0, free, max(1, round(free / 8)))) or (0,)
+    numbers = tuple(blocks) if isinstance(blocks, Sequence) and not isinstance(blocks, str) else (blocks,)
+    if not numbers or any(isinstance(n, bool) or not isinstance(n, int) or n < 0 for n in numbers):
+        raise PlanError(f'blocks= is how many blocks go, several such numbers to try, or "auto", not {blocks!r:.80}')
+    return numbers
+
+
+def _best(
+    job: _Job, numbers: Sequence[int], undo: Transaction, start: float, *, until_worse: bool = False
+) -> Compressed:
+    """The model compressed with the best of some numbers of blocks that go; `until_worse`: the first ones of them."""
     model, before = job.model, job.counted(job.graph.macs())
-    if any(numbers):
+    if any(numbers) or job.rank:
         undo.keep_all()
     if len(numbers) == 1:
         return _compressed(job, numbers[0], before, undo, start)
@@ -154,6 +177,8 @@ def _best(job: _Job, numbers: Sequence[int], undo: Transaction, start: float) ->
         _compressed(job, number, before, undo, start)
         lost[number] = further_off(model, judges, want)
         undo.roll_back()
+        if until_worse and lost[number] > min(lost.values()):
+            break
     report = _compressed(job, min(lost, key=lambda number: lost[number]), before, undo, start)
     tried = ", ".join(f"{off:.4g} without {number} blocks" for number, off in lost.items())
     return replace(report, why=(*report.why, f"on data that was held back the outputs are off by {tried}"))
@@ -171,12 +196,33 @@ def _compressed(job: _Job, number: int, before: Counted, undo: Transaction, star
             apply(model, first, verify=job.verify, compensate=job.recipe)
             left = latency(model, example).median if timed_by(target) else 1.0
         graph, target = trace(model, example), rest_of(target, first, whole / left)
-    made, criterion, bases = _planned(graph, target, job.importance, job.data, job.options)
+    layers = tuple(name for name in map(first.removed.after, job.rank) if name is not None)
+    split_first, made, criterion, bases = _with_ranks(job, graph, target, layers)
+    first = first.then(split_first) if split_first.factored else first
     agree_on("compress", made)
     turned = bases.rotate({axis.name for axis in made.axes}, undo)
     reached = _cut(model, made, job.recipe, job.verify, undo)
-    made = first.then(made) if number else made
+    made = first.then(made) if number or first.factored else made
     return compressed(made, reached, before, job.counted(macs(model, example)), criterion, start, turned)
+
+
+def _with_ranks(job: _Job, graph: Graph, target: Target, layers: Sequence[str]) -> tuple[Plan, Plan, Importance, Bases]:
+    """What becomes two of some layers, where that pays, and what to cut then."""
+    model, example = job.model, graph.example
+    while layers:
+        moment = Transaction(model)
+        first = split(model, layers)
+        two = trace(model, example)
+        rank_axes(two, layers)
+        first = replace(first, macs=Change(graph.macs(), two.macs()))
+        found = _planned(two, rest_of(target, first, 1.0), None, job.data, job.options)
+        spare = idle(model, layers, found[0])
+        if not spare:
+            remember(model, first)
+            return first, *found
+        moment.roll_back()  # of these nothing but the way they are built has changed
+        layers = [name for name in layers if name not in spare]
+    return Plan((), {}, {}, ()), *_planned(graph, target, job.importance, job.data, job.options)
 
 
 def rest_of(target: Target, first: Plan, rate: float) -> Target:
@@ -243,7 +289,7 @@ def _planned(
     if importance is not None:  # it has data of its own
         return plan(graph, target, importance=importance, **options), importance, Bases.of(graph, ())
     criterion = ranking(data)
-    with _by_itself(data), Bases.of(graph, Some(data, _TURNED)).tried() as bases:
+    with _by_itself(data), Bases.of(graph, Some(data, TURNED)).tried() as bases:
         return plan(graph, target, importance=criterion, **options), criterion, bases
 
 

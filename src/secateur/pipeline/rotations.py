@@ -30,7 +30,7 @@ from secateur.tracing.roles import Roles, roles
 from secateur.verify.run import outputs
 
 _OFF = 1e-8  # of an output's largest element; what is rounded in double precision is far below
-_ROUNDED = 1e-3  # of a model in single precision that was rotated
+ROUNDED = 1e-3  # of a model in single precision that was rotated
 _NOT_LINEAR = "an op between the weights that make it and those that read it is not linear"
 
 
@@ -134,8 +134,8 @@ def rotate_all(weights: Weights, matrices: Mapping[Places, Tensor], example: Any
                 tensor = weights.parameters[name]
                 undo.keep(tensor)
                 tensor.copy_(own.rotated(name, tensor.double(), matrix))
-        off = _difference(before, outputs(model, example, torch.float64))
-        if not off < _ROUNDED:
+        off = difference(before, outputs(model, example, torch.float64))
+        if not off < ROUNDED:
             names = ", ".join(own.axis.name for own in matrices)
             raise VerifyError(
                 f"{names}: rotated, the model puts out something else (off by {off:.2g}). The model is as it was."
@@ -258,7 +258,7 @@ class _Trial:
                 return tensor
 
             try:
-                off = _difference(self._plain, outputs(self._model, self._example, torch.float64, change))
+                off = difference(self._plain, outputs(self._model, self._example, torch.float64, change))
             except Exception as error:  # any code of the user's may run here
                 why = f"the model does not run on rotated weights ({type(error).__name__}: {error})"
                 self._errors |= {own.axis: why for own in places}
@@ -273,7 +273,7 @@ class _Trial:
         return outputs(self._model, self._example, torch.float64)
 
 
-def _difference(one: list[Tensor], other: list[Tensor]) -> float:
+def difference(one: list[Tensor], other: list[Tensor]) -> float:
     """How far outputs are apart, as a share of the largest element."""
     worst = 0.0
     for a, b in zip(one, other, strict=True):

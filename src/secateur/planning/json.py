@@ -14,7 +14,8 @@ from secateur.planning.removal import BlockRemoval
 from secateur.state.held import Key, Place
 from secateur.tracing.origins import Origin
 
-VERSION = 3  # 1 had lists of positions in the place of masks' numbers, 2 no blocks and experts that go; all are read
+VERSION = 4  # 1 had lists of positions in the place of masks' numbers, 2 no blocks and experts that go, 3 no layers
+# that become two; all are read
 _MOST_TEXT = 64 * 2**20  # characters
 _MOST_PARTS = 4 * 2**20  # lists and objects: what they take once parsed is many times their text
 _LONGEST_PATH = 64
@@ -36,7 +37,7 @@ def to_data(plan: Plan) -> dict[str, Any]:
     }
     held = [{**_place_data(place), "keep": _keep_data(dims, masks)} for place, dims in plan.kept_in_attributes]
     return {
-        "secateur_plan": VERSION if plan.removed or plan.routers else 2,
+        "secateur_plan": VERSION if plan.factored else 3 if plan.removed or plan.routers else 2,
         "axes": axes,
         "tensors": tensors,
         "attributes": _written_data(plan.attributes),
@@ -52,6 +53,7 @@ def to_data(plan: Plan) -> dict[str, Any]:
         **({"origin": origin_data(plan.origin)} if plan.origin is not None else {}),
         **({"routers": list(plan.routers)} if plan.routers else {}),
         **({"removed": _removal_data(plan.removed)} if plan.removed else {}),
+        **({"factored": list(plan.factored)} if plan.factored else {}),
     }
 
 
@@ -160,6 +162,7 @@ def from_data(data: Any) -> Plan:
             origin=origin_from(data["origin"]) if "origin" in data else None,
             routers=_names(data.get("routers", []), "routers"),
             removed=_removal(data["removed"]) if "removed" in data else BlockRemoval(),
+            factored=_names(data.get("factored", []), "factored"),
         )
     except RecursionError:
         raise PlanError("this is not a plan: it is nested too deeply") from None

@@ -88,6 +88,7 @@ class Plan:
     origin: Origin | None = field(default=None, repr=False)  # how the full-size model is built, where that is known
     routers: tuple[str, ...] = ()  # weights that score experts: one without a row is never chosen
     removed: BlockRemoval = field(default_factory=BlockRemoval)  # blocks that go first; other names are those left then
+    factored: tuple[str, ...] = ()  # layers that become two next; other names are those of the two
 
     @property
     def keep(self) -> dict[str, dict[int, Tensor]]:
@@ -97,7 +98,7 @@ class Plan:
     @property
     def loadable(self) -> bool:
         """Whether the constructor builds what it leaves, with `fields`."""
-        return bool(self.fields) or not (self.kept or self.kept_in_attributes or self.removed)
+        return bool(self.fields) or not (self.kept or self.kept_in_attributes or self.removed or self.factored)
 
     def kept_everywhere(self) -> dict[str, Kept]:
         """What stays of each tensor, those in plain attributes too."""
@@ -151,6 +152,7 @@ class Plan:
             origin=self.origin,
             routers=tuple(dict.fromkeys((*self.routers, *second.routers))),
             removed=self.removed,
+            factored=tuple(dict.fromkeys((*self.factored, *second.factored))),
         )
 
     def __str__(self) -> str:
@@ -161,6 +163,7 @@ class Plan:
             lines.append(f"{a.name:<{width}}  {a.size:>6}  {len(a.keep):>5}  {a.macs:>14,}  {a.params:>12,}{mark}")
         lines = lines if self.axes or not self.removed else []
         lines += [f"without {block}" for block in self.removed.blocks]
+        lines += [f"{layer} as a product of two" for layer in self.factored]
         lines += [f"MACs    {self.macs}", f"params  {self.params}"]
         lines += [] if self.confirmation is None else [f"latency {self.confirmation}"]
         return "\n".join([*lines, f"why     {self.why}"] if self.why else lines)

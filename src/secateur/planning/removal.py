@@ -102,6 +102,7 @@ def without(plan: Plan, removed: BlockRemoval) -> Plan:
         attributes=places(plan.attributes),
         kept_in_attributes=places(plan.kept_in_attributes),
         routers=tuple(names(dict.fromkeys(plan.routers))),
+        factored=tuple(names(dict.fromkeys(plan.factored))),
     )
 
 

@@ -15,6 +15,7 @@ from secateur.planning.removal import BlockRemoval
 from secateur.state.held import read, write
 from secateur.state.own import own_what_is_written
 from secateur.surgery.places import check_numbers, reached
+from secateur.surgery.split import split_layers
 
 LISTS = (nn.ModuleList, nn.Sequential)  # what runs its entries in their order, whatever their number
 
@@ -46,10 +47,11 @@ def remove_blocks(model: nn.Module, removed: BlockRemoval, optimizer: torch.opti
 
 
 def shortened(model: nn.Module, plan: Plan, optimizer: torch.optim.Optimizer | None = None) -> Plan:
-    """Take the blocks out of a model that a plan removes; what is left to do."""
+    """Take the blocks out of a model that a plan removes, and make two of layers that it has as two; what is left."""
     if plan.removed:
         remove_blocks(model, plan.removed, optimizer)
-    return replace(plan, removed=BlockRemoval())
+    split_layers(model, plan.factored)
+    return replace(plan, removed=BlockRemoval(), factored=())
 
 
 def set_aside(model: nn.Module, removed: BlockRemoval) -> None:
@@ -133,10 +135,12 @@ def _inside(block: str, other: str) -> bool:
 
 
 def refuse_blocks(plan: Plan, what: str) -> None:
-    """Refuse a plan that removes blocks where that is not possible."""
+    """Refuse a plan that removes blocks, or makes two of a layer, where that is not possible."""
     if plan.removed:
         gone = plan.removed.blocks[0]
         raise PlanError(f"{what} cuts widths only, and the plan removes {gone}; do that with apply(model, plan)")
+    if plan.factored:
+        raise PlanError(f"{what} cuts widths only, and the plan makes a product of two layers of {plan.factored[0]}")
 
 
 __all__ = ["LISTS", "check_removal", "refuse_blocks", "set_aside", "shortened"]
