@@ -149,6 +149,7 @@ class _Aten:
 
 
 aten: Any = _Aten()
+prims: Any = torch.ops.prims
 
 
 def schema(op: Any) -> Any:
@@ -383,7 +384,7 @@ __all__ = ["AttentionOutput", "BatchNorm", "Convolution", "FAKE_LOGGER", "FUNCTI
 __all__ += ["FakeTensorMode", "Missing", "OpOverload", "OpOverloadPacket", "ScriptFunction", "StorageWeakRef"]
 __all__ += ["TESTED", "TorchDispatchMode", "TorchFunctionMode", "TransposedConvolution", "aten", "draws"]
 __all__ += ["is_compiled", "is_functorch_wrapped", "is_lazy", "is_lazy_clone", "is_pointwise", "lazy_clone"]
-__all__ += ["missing", "reads_out", "redispatch_function", "schema", "script_source", "shared", "storage_id"]
+__all__ += ["missing", "prims", "reads_out", "redispatch_function", "schema", "script_source", "shared", "storage_id"]
 __all__ += ["strong_storage", "takes_sizes", "transform_level", "tree_leaves", "tree_map", "uncompiled", "version"]
 __all__ += ["without_modes", "without_torch_function"]
 __all__ += ["bound_to_shapes", "default_store", "dtensor", "fsdp1", "fsdp_module", "lay_out_anew", "sharded_places"]

@@ -200,13 +200,14 @@ def frozen(item: Any) -> Any:
     return frozen(vars(item)) if hasattr(item, "__dict__") and not isinstance(item, type) else item
 
 
-def zeroed(full: nn.Module, plan: sec.Plan) -> nn.Module:
+def zeroed(full: nn.Module, plan: sec.Plan, buffers: bool = True) -> nn.Module:
     """A copy of full size with zeros in every slice that the plan removes.
 
     A weight kept as direction and length is zero where its length is: a direction of zeros is none.
     """
     big = copy.deepcopy(full)
-    named = (*big.named_parameters(remove_duplicate=False), *big.named_buffers(remove_duplicate=False))
+    named = [*big.named_parameters(remove_duplicate=False)]
+    named += big.named_buffers(remove_duplicate=False) if buffers else ()
     with torch.no_grad():
         for name, tensor in named:
             for dim, index in plan.keep.get(name, {}).items():
@@ -369,7 +370,8 @@ def compare(plan: sec.Plan, full: nn.Module, cut: nn.Module, got: list[list[Tens
         return same_kind(got, run(copy.deepcopy(full), inputs))
     with later("the full-size model afterwards"):
         big = zeroed(full, plan)
-        run(copy.deepcopy(big), inputs)
+        if any(t.isnan().any() for out in run(copy.deepcopy(big), inputs) for t in out):
+            big = zeroed(full, plan, buffers=False)  # one that something is divided by must not be zero
     near = 1e-8 if torch.get_default_dtype() == torch.float64 else 2e-3
     for training, order in ((False, 1), (False, -1), (True, 1)):
         what = "in training mode" if training else "in another order" if order < 0 else "beside zeros"

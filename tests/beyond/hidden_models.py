@@ -136,6 +136,32 @@ class Ensemble(nn.Module):
         return torch.vmap(lambda into, out: torch.relu(x @ into) @ out)(self.into, self.out).mean(0)
 
 
+class Directional(PerSample):
+    """The output together with how it changes in a direction."""
+
+    def body(self, x: Tensor) -> Tensor:
+        return self.c(torch.relu(self.b(nn.functional.elu(self.a(x)))))
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        return torch.func.jvp(self.body, (x,), (torch.ones_like(x),))
+
+
+class ForceField(nn.Module):
+    """Energies, and forces as their gradient by positions."""
+
+    def __init__(self, d: int = 12) -> None:
+        super().__init__()
+        soft = nn.Softplus
+        self.net = nn.Sequential(nn.Linear(3, d), soft(), nn.Linear(d, 10), soft(), nn.Linear(10, 1))
+
+    def forward(self, positions: Tensor) -> tuple[Tensor, Tensor]:
+        with torch.enable_grad():
+            positions = positions.detach().requires_grad_(True)
+            energy = self.net(positions).squeeze(-1)
+            (slope,) = torch.autograd.grad(energy.sum(), positions, create_graph=self.training)
+        return energy, -slope
+
+
 def old_critic() -> nn.Module:
     norm = nn.utils.spectral_norm
     return nn.Sequential(norm(nn.Linear(4, 12)), nn.ReLU(), norm(nn.Linear(12, 8)), nn.ReLU(), nn.Linear(8, 2))
@@ -176,6 +202,8 @@ CASES = (
     Case("steps of a list", StepsOfAList, lambda: [(floats(2, 4), [0.5]), (floats(3, 4), [0.5, 0.1, 0.2])]),
     Case("mapped over samples", PerSample, rows),
     Case("mapped over weights", Ensemble, rows),
+    Case("forward derivative", Directional, rows),
+    Case("forces", ForceField, lambda: [floats(2, 5, 3), floats(1, 7, 3)]),
     Case("spectral norm of the old style", old_critic, rows, exact=False),
     Case("grouped queries, later with a mask", grouped, words, single=True),
 )

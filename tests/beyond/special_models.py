@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from itertools import pairwise
 
 import torch
 import torch.nn.functional as F
@@ -220,6 +221,42 @@ class Turned(nn.Module):
         return self.out(torch.cat(seen, 1).relu()).mean((2, 3))
 
 
+class Bounded(nn.Module):
+    """Words, and the weights of a layer, whose norms have a limit."""
+
+    def __init__(self, d: int = 10) -> None:
+        super().__init__()
+        self.words, self.mix, self.out = nn.Embedding(9, d, max_norm=0.5), nn.Linear(d, 12), nn.Linear(12, 2)
+
+    def forward(self, words: Tensor) -> Tensor:
+        weight = torch.renorm(self.mix.weight, 2, 0, 1.0)
+        return self.out(torch.relu(F.linear(self.words(words), weight, self.mix.bias)).mean(1))
+
+
+class Splines(nn.Module):
+    """KAN: a spline for each input of each layer; something is divided by what its buffer holds."""
+
+    def __init__(self, widths: tuple[int, ...] = (3, 8, 2), pieces: int = 3) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList()
+        for i, o in pairwise(widths):
+            layer = nn.Module()
+            layer.base = nn.Parameter(torch.randn(o, i) * 0.3)
+            layer.spline = nn.Parameter(torch.randn(o, i, pieces + 1) * 0.3)
+            knots = torch.arange(-1, pieces + 2).to(layer.base) * 2 / pieces - 1
+            layer.register_buffer("knots", knots.repeat(i, 1))
+            self.layers.append(layer)
+
+    def forward(self, x: Tensor) -> Tensor:
+        for layer in self.layers:
+            k, y = layer.knots, x.unsqueeze(-1)
+            up = (y - k[:, :-2]) / (k[:, 1:-1] - k[:, :-2])
+            down = (k[:, 2:] - y) / (k[:, 2:] - k[:, 1:-1])
+            hats = torch.minimum(up, down).clamp(min=0)
+            x = F.linear(F.silu(x), layer.base) + F.linear(hats.flatten(1), layer.spline.flatten(1))
+        return x
+
+
 def graph(nodes: int, edges: int, seed: int = 0) -> tuple[Tensor, Tensor]:
     return floats(nodes, 3, seed=seed), whole(nodes, 2, edges, seed=seed)
 
@@ -240,5 +277,7 @@ CASES = (
     Case("codebook", Codebook, lambda: many((5, 4), (9, 4))),
     Case("mixture of distributions", Mixture, lambda: many((4, 3), (2, 3))),
     Case("turned filters", Turned, lambda: many((2, 1, 6, 6), (1, 1, 8, 7))),
+    Case("norms with a limit", Bounded, lambda: [whole(9, 2, 4), whole(9, 1, 6)]),
+    Case("splines", Splines, lambda: many((3, 3), (5, 3))),
     Case("complex features", ComplexGate, lambda: many((2, 4, 3), (3, 3))),
 )

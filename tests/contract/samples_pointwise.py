@@ -7,13 +7,13 @@ from typing import Any
 import torch
 from sampling import Draw, Sample, call, sample, shapes_only
 
-from secateur.compat import aten
+from secateur.compat import aten, prims
 
 
 @sample(aten.clone.default, aten.alias.default, aten.detach.default, aten.lift_fresh.default, aten.lift.default)
 @sample(aten.lift_fresh_copy.default, aten.contiguous.default, aten.positive.default, aten.to_dense.default)
 @sample(aten.resolve_conj.default, aten.resolve_neg.default, aten._to_copy.default)
-@sample(aten.hardswish.default, aten.real.default, aten.log_sigmoid_forward.default)
+@sample(aten.hardswish.default, aten.real.default, aten.log_sigmoid_forward.default, prims.neg.default)
 @sample(aten.zeros_like.default, aten.ones_like.default, aten.zero.default, aten.zero_.default)
 def unary(draw: Draw) -> Sample:
     return call(draw.x(*draw.sizes(3)))
@@ -108,6 +108,43 @@ def glu(draw: Draw) -> Sample:
     sizes = draw.sizes(3)
     sizes[dim] *= 2
     return call(draw.x(*sizes), dim)
+
+
+@sample(aten.hardsigmoid_backward.default, aten.hardswish_backward.default, aten.mish_backward.default)
+@sample(prims.add.default, prims.sub.default, prims.mul.default, prims.div.default)
+def of_one_shape(draw: Draw) -> Sample:
+    a, b = draw.sizes(2)
+    return call(draw.x(a, b), draw.x(a, b))
+
+
+@sample(aten.leaky_relu_backward.default)
+def leaky_relu_backward(draw: Draw) -> Sample:
+    a, b = draw.sizes(2)
+    return call(draw.x(a, b), draw.x(a, b), 0.2, False)
+
+
+@sample(aten.hardtanh_backward.default, aten.softplus_backward.default)
+def between_two(draw: Draw) -> Sample:
+    a, b = draw.sizes(2)
+    return call(draw.x(a, b), draw.x(a, b), -0.5, 0.5)
+
+
+@sample(aten.elu_backward.default)
+def elu_backward(draw: Draw) -> Sample:
+    a, b = draw.sizes(2)
+    return call(draw.x(a, b), 1.0, 1.0, 1.0, False, draw.x(a, b))
+
+
+@sample(aten.threshold_backward.default)
+def threshold_backward(draw: Draw) -> Sample:
+    a, b = draw.sizes(2)
+    return call(draw.x(a, b), draw.x(a, b), 0.1)
+
+
+@sample(aten.log_sigmoid_backward.default)
+def of_three(draw: Draw) -> Sample:
+    a, b = draw.sizes(2)
+    return call(draw.x(a, b), draw.x(a, b), draw.x(a, b))
 
 
 @sample(aten._prelu_kernel.default)

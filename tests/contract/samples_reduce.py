@@ -98,6 +98,17 @@ def norm(draw: Draw) -> Sample:
     return call(draw.x(*draw.sizes(3)), draw.rng.choice([2, 1, -1, -float("inf"), None]), [1], _flag(draw))
 
 
+@sample(aten.renorm.default)
+def renorm(draw: Draw) -> Sample:
+    return call(draw.x(*draw.sizes(3)), draw.rng.choice([2, 1, 3.5]), draw.rng.choice([0, 1, -1]), 0.7)
+
+
+@sample(aten.embedding_renorm_.default)
+def embedding_renorm(draw: Draw) -> Sample:
+    a, b = draw.sizes(2)
+    return call(draw.x(a, b), draw.ints(a, 3), 0.7, 2.0)
+
+
 @sample(aten.norm.Scalar)
 def norm_all(draw: Draw) -> Sample:
     return call(draw.x(*draw.sizes(3)), draw.rng.choice([2, 1, -1]))
@@ -356,7 +367,7 @@ def bucketize(draw: Draw) -> Sample:
 # Creating -------------------------------------------------------------------------------------------------
 
 
-@sample(aten.zeros.default, aten.ones.default)
+@sample(aten.zeros.default, aten.ones.default, aten._efficientzerotensor.default)
 def created(draw: Draw) -> Sample:
     return call(out_sizes(*draw.sizes(2)))
 

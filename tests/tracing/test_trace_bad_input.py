@@ -51,6 +51,18 @@ def test_an_error_of_the_models_own_code_is_shown_with_its_line():
     assert f"ValueError at test_trace_bad_input.py:{line}: seven is not a colour" in message
 
 
+@pytest.mark.parametrize("layout", [torch.strided, torch.jagged], ids=["strided", "jagged"])
+def test_nested_tensors_are_named_with_their_line(layout):
+    def run(n, x):
+        rows = torch.nested.nested_tensor([x[:1], x[1:]], layout=layout)
+        return torch.nested.to_padded_tensor(n.b(torch.relu(n.a(rows))), 0.0)
+
+    model = Net(run, a=Linear(6, 8), b=Linear(8, 3))
+    assert model(X).shape == (2, 1, 3)
+    line = run.__code__.co_firstlineno + (2 if layout is torch.jagged else 1)  # the first that cannot be followed
+    assert f"uses nested tensors at test_trace_bad_input.py:{line}" in raised(model, X)
+
+
 def test_the_cause_is_kept():
     def run(n, x):
         raise KeyError("missing")

@@ -66,6 +66,21 @@ def test_a_literal_names_file_line_and_number():
     )
 
 
+FAR = 8
+
+
+@pytest.mark.parametrize(
+    "width",
+    [lambda n: int(4 * n.ratio), lambda n: FAR, lambda n: n.table.tolist()[0]],
+    ids=["float", "global", "NumPy"],
+)
+def test_a_number_that_went_where_nothing_remembers_is_no_literal(width):
+    net = layers(lambda n, x: n.b(n.a(x)[:, : width(n)]), ratio=2.0, table=np.array([8]))
+    found = reason(proved(net, X), "a.weight")
+    assert found.startswith("where the 8 at test_trace_sizes.py:")
+    assert "comes from is not known" in found
+
+
 def test_a_literal_factor_leaves_the_other_factor_free():
     assert sizes_at(proved(layers(lambda n, x: n.b(swapped(n.a(x), 2))), X), "a.weight") == [4]
 

@@ -17,7 +17,7 @@ EMPTY = {
 }
 # A constant of the model's code that becomes a tensor of the run: a new one, although it shares its memory.
 LIFTED = aten.lift_fresh.default
-_ZERO = {aten.zeros.default, aten.new_zeros.default, *(EMPTY - {aten.empty_like.default})}
+_ZERO = {*named("zeros.default new_zeros.default _efficientzerotensor.default"), *(EMPTY - {aten.empty_like.default})}
 
 
 @op(
@@ -39,7 +39,7 @@ def _(op: Any, *args: Any, **kwargs: Any) -> Tensor:
     return one.expand(args[-1]).clone()
 
 
-@alike.sizes("zeros", "ones", "empty", "rand", "randn", "full", "empty_strided")
+@alike.sizes("zeros", "_efficientzerotensor", "ones", "empty", "rand", "randn", "full", "empty_strided")
 def _(explain: Explainer, out: Any, size: Any, *_: Any, **__: Any) -> None:
     explain.expect_all(size, layouts_of(out))
 

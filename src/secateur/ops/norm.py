@@ -10,6 +10,7 @@ from torch import Tensor
 
 from secateur.axes import Product, constant, factor, hint, resolve, unify
 from secateur.compat import aten
+from secateur.ops.absent import NAN, filled, gone
 from secateur.ops.record import op
 from secateur.ops.reduce import mean_of_present, norm_of_present, variance_of_present
 from secateur.ops.value import Call, Value, layouts_of
@@ -207,3 +208,29 @@ def _(op: Any, v: Tensor, g: Tensor, dim: int = 0) -> Any:
     length = norm_of_present(v, 2, [i for i in range(v.ndim) if i != dim % v.ndim], True)
     out = v * (g / length)
     return (out, length) if op is aten._weight_norm_interface.default else out
+
+
+@op(aten.renorm.default, called="renorm renorm_")
+def renorm(call: Call, x: Value, order: float, dim: int, *_: Any) -> Value:
+    """Each slice along a dimension, made shorter where its norm is above a limit: zeros add nothing to a norm."""
+    for i in range(len(x.dims)):
+        if i != dim % len(x.dims):
+            call.reduce(x, i, needs_zero=order > 0)
+    return Value(x.dims, x.zero)
+
+
+@op(aten.embedding_renorm_.default)
+def embedding_renorm(call: Call, weight: Value, indices: Value, limit: float, order: float) -> Value:
+    """Those rows of a table that are looked up, made shorter where their norm is above a limit."""
+    call.opaque(Value(weight.dims[:1]), indices, reason="its positions are chosen by an index")
+    call.reduce(weight, 1, needs_zero=order > 0)
+    return Value(weight.dims, weight.zero)
+
+
+@renorm.absent
+@embedding_renorm.absent
+def _(op: Any, x: Tensor, *args: Any) -> Tensor:
+    """Over what is present."""
+    before = gone(x)
+    written = op is aten.embedding_renorm_.default
+    return op(x.masked_fill_(before, 0.0) if written else filled(x), *args).masked_fill_(before, NAN)

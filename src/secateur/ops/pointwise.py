@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from secateur.axes import constant, resolve, split, unify
-from secateur.compat import aten, without_modes, without_torch_function
+from secateur.compat import aten, prims, without_modes, without_torch_function
 from secateur.ops.absent import filled, gone, mark, still_absent
 from secateur.ops.record import op
 from secateur.ops.value import Call, Value
@@ -34,6 +34,7 @@ LINEAR_IN_ONE |= {aten.clone.default, aten._to_copy.default, aten.copy_.default}
 @op(
     "hardswish.default _prelu_kernel.default floor_divide.default floor_divide.Scalar true_divide.Scalar "
     "rsub.Tensor polar.default complex.default real.default imag.default __and__ __or__ __xor__",
+    *(prims.add.default, prims.sub.default, prims.mul.default, prims.div.default, prims.neg.default),  # in tangents
 )
 def elementwise(call: Call, *args: Any, **kwargs: Any) -> Value | list[Value]:
     """out[i, j, …] = f(a[i, j, …], b[i, j, …], …), with broadcasting."""
@@ -100,6 +101,25 @@ def _try_zero(op: Any, pattern: tuple[bool, ...], args: tuple[Any, ...], kwargs:
             return bool((out == 0).all())
         except (RuntimeError, TypeError, NotImplementedError):
             return False
+
+
+@op(
+    "threshold_backward.default elu_backward.default hardsigmoid_backward.default hardswish_backward.default "
+    "hardtanh_backward.default leaky_relu_backward.default log_sigmoid_backward.default mish_backward.default "
+    "softplus_backward.default",
+)
+def slope(call: Call, *args: Any, **kwargs: Any) -> Value | list[Value]:
+    """out = f'(x) times what comes back, for each element."""
+    return elementwise(call, *args, **kwargs)
+
+
+@slope.absent
+def _(op: Any, *args: Any, **kwargs: Any) -> Tensor:
+    """Where f is flat, nothing is left of NaN."""
+    out = op(*args, **kwargs)
+    for given in (*args, *kwargs.values()):
+        out = mark(out, gone(given)) if isinstance(given, Tensor) else out
+    return out
 
 
 @op(

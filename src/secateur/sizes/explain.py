@@ -10,10 +10,11 @@ from __future__ import annotations
 import numbers
 import sys
 import weakref
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
-from types import FrameType
+from types import CodeType, FrameType
 from typing import Any
 
 import torch
@@ -39,6 +40,7 @@ class SizeEquation:
     expr: Expr
     layout: Layout
     where: str
+    why: str = ""  # what there is to say of a number that is no literal but has no origin either
 
 
 @dataclass(frozen=True)
@@ -130,8 +132,8 @@ class Explainer:
 
     # what a torch function was called with ------------------------------------------------------------------------
 
-    def expect(self, size: Any, layout: Layout) -> None:
-        """A size argument that must be the size of a layout, now and after any cut."""
+    def expect(self, size: Any, layout: Layout, given: Any = None) -> None:
+        """A size argument that must be the size of a layout, now and after any cut; `given`: what it is made of."""
         layout = resolve(layout)
         if not isinstance(size, int):
             if not isinstance(size, numbers.Integral):
@@ -145,7 +147,11 @@ class Explainer:
             return
         if isinstance(expr, Dim) and resolve(expr.layout) is layout:
             return
-        self.equations.append(SizeEquation(expr, layout, self.where()))
+        where, why = self.where(), ""
+        if isinstance(expr, Lit) and not _is_written(plain(size if given is None else given)):
+            why = f"where the {expr.value} at {where} comes from is not known: it went through a float, NumPy, a "
+            why += "tensor or a variable outside of the model; hold it in an attribute to make it cuttable"
+        self.equations.append(SizeEquation(expr, layout, where, why))
 
     def expect_all(self, given: Sequence[Any], layouts: Sequence[Layout]) -> None:
         """Size arguments, each of one layout."""
@@ -194,7 +200,7 @@ class Explainer:
         if plain(index) >= 0:
             self.expect(index, before)
         else:
-            self.expect(-index - 1, after)
+            self.expect(-index - 1, after, index)
 
     def expect_same(self, layout: Layout, other: Layout) -> None:
         """As many positions as another layout has, whichever they are."""
@@ -208,8 +214,11 @@ class Explainer:
             for part in parts[1:]:
                 self.equal_counts(parts[0], part, f"equal parts are made ({self.where()})")
         else:
-            for part in parts:
-                self.expect(part.size, part)
+            self._explained += parts
+            where = self.where()
+            why = f"parts of unequal length are made, which a cut would make others ({where})"
+            whole = (part for part in map(resolve, parts) if not constant(part))
+            self.equations += [SizeEquation(Lit(part.size), part, where, why) for part in whole]
 
     def pin(self, size: Any, why: str) -> None:
         """A size whose value must not change."""
@@ -258,14 +267,42 @@ class Explainer:
 
         Code that was made without a file, as `torch.export` does, is named where no file is in sight.
         """
-        frame: FrameType | None = sys._getframe(1)
-        made = ""
-        while frame is not None:
-            name = frame.f_code.co_filename
-            if is_capture(frame):
-                break
-            if not name.startswith((_OWN, _TORCH, "<")):
-                return f"{Path(name).name}:{frame.f_lineno}"
-            made = made or (f"{name}:{frame.f_lineno}" if name.startswith("<eval") else "")
-            frame = frame.f_back
-        return made
+        frame = _of_the_model(1)
+        if frame is None:
+            return ""
+        name = frame.f_code.co_filename
+        return f"{name if name.startswith('<') else Path(name).name}:{frame.f_lineno}"
+
+
+def _of_the_model(above: int) -> FrameType | None:
+    """The innermost frame of the model's code, from so many frames above the caller's on."""
+    frame: FrameType | None = sys._getframe(above + 1)
+    made: FrameType | None = None
+    while frame is not None and not is_capture(frame):
+        name = frame.f_code.co_filename
+        if not name.startswith((_OWN, _TORCH, "<")):
+            return frame
+        made = made or (frame if name.startswith("<eval") else None)
+        frame = frame.f_back
+    return made
+
+
+def _is_written(number: int) -> bool:
+    """Whether a number is a constant of the model's code that is running."""
+    frame = _of_the_model(1)
+    return frame is None or (int, number) in constants(frame.f_code)
+
+
+@cache
+def constants(code: CodeType) -> frozenset[tuple[type, complex]]:
+    """The numbers that are written in some code, and what is negative of them."""
+    return frozenset(each_number(code.co_consts))
+
+
+def each_number(items: Iterable[Any]) -> Iterator[tuple[type, complex]]:
+    """Numbers of a code's constants, with their kinds, and what is negative of them."""
+    for each in items:
+        if type(each) is tuple:
+            yield from each_number(each)
+        elif type(each) in (int, float, complex):
+            yield from ((type(each), each), (type(each), -each))

@@ -25,6 +25,8 @@ from secateur.tracing.rehearsal import rehearsed
 from secateur.tracing.runs import join
 from secateur.tracing.variants import Refused, Unseen, Variants, never_seen
 
+_NESTED = str(Path(torch.nested.__file__).parent)
+
 __all__ = ["Axis", "Blocked", "Examples", "Graph", "Site", "Unseen", "macs", "trace"]
 
 
@@ -178,6 +180,11 @@ def _attempt(
 def _story(model: nn.Module, error: Exception) -> str:
     """Where the user's own code failed, and with what."""
     where = _where(error)
+    if any(_NESTED in frame.filename for frame in traceback.extract_tb(error.__traceback__)):
+        return (
+            f"{type(model).__name__} uses nested tensors{where and f' at {where}'}, whose dimensions have no one size "
+            "that could be followed; pad what it works on instead (torch.nested.to_padded_tensor, or a mask)"
+        )
     kind, _, rest = _problem(error).partition(": ")
     return (
         f"{type(model).__name__} could not be run on the example: {kind}{where and f' at {where}'}: {rest}. "

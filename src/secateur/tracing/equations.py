@@ -85,7 +85,7 @@ class Equations:
     def of(tracer: Tracer, read: Callable[[Place], int], names: Callable[[], Mapping[Atom, str]]) -> "Equations":
         """Those of a traced run. Axes that must stay whole are fixed; `read` tells what places hold."""
         sizes = tracer.sizes
-        wanted = [Constraint("==", e.expr, Dim(e.layout), True, e.where) for e in sizes.equations]
+        wanted = [Constraint("==", e.expr, Dim(e.layout), True, e.where, e.why) for e in sizes.equations]
         seen = [Constraint(c.symbol, c.left, c.right, c.outcome, c.where) for c in sizes.comparisons]
         exprs = [e for c in (*wanted, *seen) for e in (c.left, c.right)] + [use.expr for use in sizes.value_uses]
         asked = dict.fromkeys(place for expr in exprs for place in places(expr))  # in an order that every process has

@@ -26,7 +26,7 @@ from torch import Tensor, nn
 from secateur.axes import Atom, Layout, size_after
 from secateur.compat import FakeTensor, FakeTensorMode, TorchDispatchMode, TorchFunctionMode
 from secateur.nn.attention import MultiheadAttention
-from secateur.sizes.explain import Ear, Explainer, is_capture
+from secateur.sizes.explain import Ear, Explainer, constants, each_number, is_capture
 from secateur.sizes.size import Attr, Size
 from secateur.state.chances import same_chances
 from secateur.state.held import Place
@@ -125,33 +125,20 @@ def _written(number: Number) -> bool:
     for _ in range(_DEEPEST):
         if frame is None or is_capture(frame):
             return False
-        constants = _constants(frame.f_code) if type(number) is int else _beside(frame.f_code, frame.f_lasti)
-        if (type(number), number) in constants:
+        written = constants(frame.f_code) if type(number) is int else _beside(frame.f_code, frame.f_lasti)
+        if (type(number), number) in written:
             return True
         frame = frame.f_back
     return False
 
 
 @cache
-def _constants(code: CodeType) -> frozenset[tuple[type, Number]]:
-    return frozenset(_each(code.co_consts))
-
-
-@cache
-def _beside(code: CodeType, at: int) -> frozenset[tuple[type, Number]]:
+def _beside(code: CodeType, at: int) -> frozenset[tuple[type, complex]]:
     """The numbers that are written on the lines of the expression that an instruction is part of."""
     lines = [(start or 0, end or 0) for start, end, _, _ in code.co_positions()]  # one for every two bytes
     first, last = lines[at // 2]
     loads = [i for i in dis.get_instructions(code) if i.opname == "LOAD_CONST"]
-    return frozenset(_each([i.argval for i in loads if first <= lines[i.offset // 2][0] <= last]))
-
-
-def _each(constants: Sequence[Any]) -> Iterator[tuple[type, Number]]:
-    for each in constants:
-        if type(each) is tuple:
-            yield from _each(each)
-        elif type(each) in (int, float, complex):
-            yield from ((type(each), each), (type(each), -each))
+    return frozenset(each_number([i.argval for i in loads if first <= lines[i.offset // 2][0] <= last]))
 
 
 class _Trial:
