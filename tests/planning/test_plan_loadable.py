@@ -196,7 +196,17 @@ class Table(Net):
         return super().forward(x) + self.shift
 
 
-@pytest.mark.parametrize(("kind", "reason"), [(Scaled, "scale"), (Table, "shift")])
+class Listed(nn.Module):
+    def __init__(self, width: int = 16) -> None:
+        super().__init__()
+        self.one = nn.Parameter(torch.tensor([[0.1] * 8] * 16))  # of data, which no size leads to
+        self.two = nn.Parameter(torch.tensor([[0.1] * 16] * width))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return nn.functional.linear(nn.functional.linear(x, self.one).relu(), self.two)
+
+
+@pytest.mark.parametrize(("kind", "reason"), [(Scaled, "scale"), (Table, "shift"), (Listed, "the cut makes one")])
 def test_what_equations_do_not_tell_is_found_by_building(kind: Any, reason: str) -> None:
     graph = sec.trace(kind(), torch.zeros(1, 8), make=functools.partial(kind, width=16))
     with pytest.warns(sec.SecateurWarning, match=reason):

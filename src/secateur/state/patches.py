@@ -13,9 +13,7 @@ from torch import nn
 from secateur.compat import ScriptFunction, script_source
 from secateur.nn.attention import forward
 
-Patch = tuple[
-    Any, str, Any
-]  # whose attribute, its name, and what takes its place; with None, it is put back if changed
+Patch = tuple[Any, str, Any]  # whose attribute, its name, and what takes its place
 
 _asked: ContextVar[Mapping[tuple[int, str], Any]] = ContextVar("asked", default={})  # noqa: B039
 _installed: dict[tuple[int, str], list[Any]] = {}  # the original, and how many ask for another
