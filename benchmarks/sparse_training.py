@@ -64,7 +64,9 @@ def accuracy(steps: int, seed: int, make: Make | None, sparsity: float, split: d
     rate = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, steps)
     sparse = None
     if make is not None:
-        sparse = training.SparseTraining(model, optimizer, make(sparsity, steps), protect=(f"{len(model) - 1}",), seed=seed)
+        sparse = training.SparseTraining(
+            model, optimizer, make(sparsity, steps), protect=(f"{len(model) - 1}",), seed=seed
+        )
     for _, (x, y) in zip(range(steps), batches(split, seed), strict=False):
         optimizer.zero_grad()
         F.cross_entropy(model(x), y).backward()

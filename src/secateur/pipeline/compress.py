@@ -116,13 +116,10 @@ def compress(
         inner = unwrap(model)
         check_values(inner, inner.parameters(), "compress")
         check_measured(target)
-        traced = trace(inner, example)
-        numbers = _numbers(blocks, traced)
+        numbers = _numbers(blocks, traced := trace(inner, example))
         options: dict[str, Any] = {"exact": exact, "protect": protect, "round_to": round_to, "loadable": loadable}
         recipe = LeastSquares(data, ridge=ridge, bias=bias, rounds=rounds)
-        if rank and (loadable or importance is not None):
-            raise PlanError("rank= goes neither with loadable=True nor with importance=; see secateur.factor")
-        layers = layers_named(inner, rank) if rank else ()
+        layers = _to_split(inner, rank, whole=loadable or importance is not None)
         job = _Job(inner, traced, target, data, importance, options, recipe, verify, timed, layers)
         with transaction(inner) as undo:
             report = _best(job, numbers, undo, start, until_worse=blocks == "auto")
@@ -160,6 +157,13 @@ def _numbers(blocks: object, graph: Graph) -> tuple[int, ...]:
     if not numbers or any(isinstance(n, bool) or not isinstance(n, int) or n < 0 for n in numbers):
         raise PlanError(f'blocks= is how many blocks go, several such numbers to try, or "auto", not {blocks!r:.80}')
     return numbers
+
+
+def _to_split(model: nn.Module, rank: str | Sequence[str], *, whole: bool) -> tuple[str, ...]:
+    """The layers that may become two; `whole`: none can."""
+    if rank and whole:
+        raise PlanError("rank= goes neither with loadable=True nor with importance=; see secateur.factor")
+    return layers_named(model, rank) if rank else ()
 
 
 def _best(
