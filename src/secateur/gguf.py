@@ -7,6 +7,7 @@ these: other frequencies as factors of the usual ones, another scale of attentio
 
 from __future__ import annotations
 
+import importlib
 import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -77,7 +78,7 @@ def _check(model: Any, kind: str) -> None:
 
 def _write(model: Any, path: Path, tokenizer: Any, kind: str) -> None:
     try:
-        import gguf  # type: ignore[import-not-found]
+        gguf: Any = importlib.import_module("gguf")
     except ImportError as error:
         raise MissingPackageError(f"GGUF needs a package of this name ({error}); pip install gguf") from None
     heads, kv_heads, units = (_counts(model, what) for what in ("q_proj", "k_proj", "up_proj"))

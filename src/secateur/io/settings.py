@@ -51,7 +51,8 @@ class Settings:
             if odd is not None:
                 raise FileError(f"it says that {shown(odd)} does not learn, which is no parameter of the model")
             for name, parameter in parameters.items():
-                parameter.requires_grad_(name not in self.frozen and parameter.is_floating_point())
+                if name in self.frozen or parameter.is_floating_point() or parameter.is_complex():
+                    parameter.requires_grad_(name not in self.frozen)
         config: Any = getattr(model, "generation_config", None)
         if self.generation is not None and hasattr(type(config), "from_dict"):
             model.generation_config = type(config).from_dict(dict(self.generation))
