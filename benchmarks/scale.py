@@ -1,9 +1,10 @@
 """Plans of models that no machine here could hold, on the meta device; checkpoints cut and compressed in their files.
 
-    python benchmarks/scale.py [--quick]
+    python benchmarks/scale.py [plans] [files] [smollm2] [--quick]
 
 Each model is built in a process of its own, without weights. Seconds are of this process alone (CPU time, one thread),
-memory is the most that it ever had. The goals: trace and plan in 30 s, JSON of 1 MB, apply in 5 s, 1 GB.
+memory is the most that it ever had. The goals: trace and plan in 30 s, JSON of 1 MB, apply in 5 s, 1 GB. `smollm2`
+compresses a real model both from files to files and in memory, each in a process of its own, and compares.
 """
 
 from __future__ import annotations
@@ -159,6 +160,68 @@ def compressed(layers: str) -> dict[str, Any]:
         shutil.rmtree(folder)
 
 
+def _smollm2_batches() -> list[dict[str, torch.Tensor]]:
+    """A few short windows of WikiText-2, so that this ends within minutes; fewer moments are held at a time."""
+    from secateur.importance import reconstruction
+
+    reconstruction._HELD = 2**28
+    sys.path.insert(0, str(Path(__file__).parents[1]))
+    from benchmarks.accuracy import language
+
+    windows = language.windows("train", 4)[:, :128]
+    return [{"input_ids": window, "use_cache": False} for window in windows.split(1)]
+
+
+def smollm2_in_files(place: str) -> dict[str, Any]:
+    """Compress SmolLM2-135M from files to files; the most memory that it took which is not mapped from files."""
+    import secateur as sec
+
+    torch.set_num_threads(1)
+    batches = _smollm2_batches()
+    from benchmarks.accuracy import language
+
+    model = language.smollm2().model
+    vars(model.config).pop("quantization_config", None)  # of the file that it came from
+    whole = type(model)(model.config)
+    whole.load_state_dict(model.state_dict())
+    whole.save_pretrained(Path(place, "whole"), max_shard_size="100MB")
+    del model, whole
+    size = sum(file.stat().st_size for file in Path(place, "whole").glob("*.safetensors"))
+    peak, start = [_anonymous()] * 2, time.process_time()
+    threading.Thread(target=_watch, args=(peak,), daemon=True).start()
+    report = sec.compress_checkpoint(Path(place, "whole"), sec.Params(0.8), batches, Path(place, "small"))
+    seconds = time.process_time() - start
+    Path(place, "plan.json").write_text(report.plan.to_json())
+    return {"bytes": size, "seconds": seconds, "peak": peak[1] - peak[0], "params": report.params.after}
+
+
+def smollm2_in_memory(place: str) -> dict[str, Any]:
+    """The same in memory, without turning axes, as files to files does not; and how far apart the two are."""
+    from transformers import AutoModelForCausalLM
+
+    import secateur as sec
+
+    torch.set_num_threads(1)
+    batches = _smollm2_batches()
+    model = AutoModelForCausalLM.from_pretrained(Path(place, "whole"), dtype=torch.float32).eval()
+    peak, start = [_anonymous()] * 2, time.process_time()
+    threading.Thread(target=_watch, args=(peak,), daemon=True).start()
+    importance = sec.Reconstruction(batches)
+    report = sec.compress(model, batches[0], sec.Params(0.8), batches, importance=importance, timed=False)
+    found = {"seconds": time.process_time() - start, "peak": peak[1] - peak[0]}
+    other = sec.load(Path(place, "small"))
+    plan = sec.Plan.from_json(Path(place, "plan.json").read_text())
+    mine, theirs = model.state_dict(), other.state_dict()
+    with torch.no_grad():
+        one, two = (each(**batches[0]).logits.double() for each in (model, other.eval()))
+    return {
+        **found,
+        "same plan": plan.kept == report.plan.kept,
+        "weights": max(float((mine[name] - theirs[name]).abs().max()) for name in mine),
+        "outputs": float((one - two).norm() / one.norm()),
+    }
+
+
 def _anonymous() -> int:
     """Bytes of this process that no file holds."""
     lines = Path("/proc/self/status").read_text().splitlines()
@@ -175,6 +238,8 @@ WORKERS: dict[str, Callable[[str], dict[str, Any]]] = {
     "plan": plan_of,
     "checkpoint": checkpoint,
     "compressed": compressed,
+    "in files": smollm2_in_files,
+    "in memory": smollm2_in_memory,
 }
 
 
@@ -184,8 +249,15 @@ def main() -> None:
         print(json.dumps(WORKERS[sys.argv[2]](sys.argv[3])))
         return
     parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("parts", nargs="*", choices=[*PARTS, []], help="all, unless some are named")
     parser.add_argument("--quick", action="store_true", help="four layers of one model")
-    quick = parser.parse_args().quick
+    args = parser.parse_args()
+    for part in args.parts or PARTS:
+        PARTS[part](args.quick)
+
+
+def plans(quick: bool) -> None:
+    """What the plans of large models take."""
     met = True
     columns = ("trace", "plan", "JSON", "to and from", "apply", "memory", "left")
     print(f"{'model':<22}" + "".join(f"{column:>13}" for column in columns))
@@ -195,9 +267,14 @@ def main() -> None:
         met &= found["json"] <= 1e6 and found["memory"] < 1e9 and bool(found["same"])
         print(
             f"{name:<22}{found['trace']:>11.1f} s{found['plan']:>11.1f} s{found['json'] / 1e6:>10.2f} MB"
-            f"{found['text']:>11.1f} s{found['apply']:>11.1f} s{found['memory'] / 1e6:>10.0f} MB{found['left']:>13.1%}"
+            f"{found['text']:>11.1f} s{found['apply']:>11.1f} s{found['memory'] / 1e6:>10.0f} MB{found['left']:>13.1%}",
+            flush=True,
         )
     print(f"goal: trace + plan in 30 s, JSON of 1 MB, apply in 5 s, under 1 GB: {'met' if met else 'MISSED'}")
+
+
+def files(quick: bool) -> None:
+    """Checkpoints that are cut and compressed in their files."""
     found = in_own_process(__file__, "--worker", "checkpoint", "2" if quick else "20")
     speed = found["bytes"] / found["seconds"] / 1e6
     print(f"checkpoint of {found['bytes'] / 1e9:.2f} GB in {found['files']} files: {speed:.0f} MB/s, disk included")
@@ -205,8 +282,28 @@ def main() -> None:
         found = in_own_process(__file__, "--worker", "compressed", layers)
         print(
             f"compressed from files to files, {layers} layers of {found['bytes'] / 1e6:.0f} MB: "
-            f"{found['peak'] / 1e6:.0f} MB beside the files, {found['seconds']:.0f} s"
+            f"{found['peak'] / 1e6:.0f} MB beside the files, {found['seconds']:.0f} s",
+            flush=True,
         )
+
+
+def smollm2(_: bool) -> None:
+    """A real model from files to files and in memory."""
+    with tempfile.TemporaryDirectory() as place:
+        one = in_own_process(__file__, "--worker", "in files", place)
+        other = in_own_process(__file__, "--worker", "in memory", place)
+    for where, found in (("from files to files", one), ("in memory", other)):
+        print(
+            f"SmolLM2-135M ({one['bytes'] / 1e6:.0f} MB) {where}: {found['peak'] / 1e6:.0f} MB beside files and model, "
+            f"{found['seconds']:.0f} s"
+        )
+    print(
+        f"the same plan: {other['same plan']}; weights differ by {other['weights']:.1e} at most, outputs by "
+        f"{other['outputs']:.1e} of their size"
+    )
+
+
+PARTS: dict[str, Callable[[bool], None]] = {"plans": plans, "files": files, "smollm2": smollm2}
 
 
 if __name__ == "__main__":

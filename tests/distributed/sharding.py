@@ -1,7 +1,10 @@
 """What a rank does with a model that is spread over ranks; the jobs that `test_sharding.py` asks for."""
 
 import copy
+import gc
 import os
+import threading
+import time
 from dataclasses import replace
 from functools import partial
 from importlib import import_module
@@ -194,3 +197,38 @@ def refusals(rank, world):
     train(model, optimizer, BATCHES)
     train(single, torch.optim.SGD(single.parameters(), lr=0.1), BATCHES)
     return {"said": said, "same": same, "trains on": distance(whole(model), single.state_dict())}
+
+
+def anonymous():
+    """Bytes of this process that no file holds."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return sum(int(line.split()[1]) * 1024 for line in lines if line.startswith(("RssAnon", "RssShmem")))
+
+
+def memory(rank, world):
+    """The most that a rank takes to cut a model and to verify it, beyond what it had."""
+    wide, layers = 1024, 8
+    model = nn.Sequential(*(part for _ in range(layers) for part in (nn.Linear(wide, wide), nn.ReLU())))
+
+    def shard(model):
+        for layer in model:
+            if isinstance(layer, nn.Linear):
+                fully_shard(layer)
+        fully_shard(model)
+
+    shard(model)
+    plan = sec.plan(sec.trace(model, torch.zeros(1, wide), variants=False), sec.Ratio(0.3), round_to=8)
+    gc.collect()
+    peak, done = [anonymous()] * 2, []
+
+    def watch():
+        while not done:
+            peak[1] = max(peak[1], anonymous())
+            time.sleep(0.001)
+
+    watching = threading.Thread(target=watch, daemon=True)
+    watching.start()
+    sec.apply(model, plan, shard=shard)
+    done.append(True)
+    watching.join()
+    return {"beyond": peak[1] - peak[0], "shards": layers * wide * wide * 4 // world, "largest": wide * wide * 4}

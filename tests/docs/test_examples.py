@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import re
 import runpy
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -57,6 +61,19 @@ def test_rigl() -> None:
     zeros, accuracy = _run("rigl")
     assert 0.89 < zeros < 0.91
     assert accuracy > 0.93
+
+
+def test_several_processes(tmp_path: Path) -> None:
+    """By torchrun, as the example says."""
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(sys.path)}
+    script = [str(ROOT / "examples" / "several_processes.py"), str(tmp_path)]
+    done = subprocess.run([*command, *script], env=environment, capture_output=True, text=True, timeout=400)
+    assert done.returncode == 0, done.stderr
+    before, after, loaded = (float(part) for part in re.findall(r"([\d.]+)%(?!\))", done.stdout))
+    assert before > 85
+    assert min(after, loaded) > before - 5
+    assert sorted(file.name[:8] for file in (tmp_path / "small").iterdir()) == ["secateur", "shard-00", "shard-00"]
 
 
 BY_OTHERS = ("iterate", "bert_heads", "penalty_lightning")  # run by the tests of its room, and by `make ecosystem`

@@ -88,7 +88,7 @@ def fisher_sums(model: nn.Module, batches: Sequence[Any], seed: int = 0) -> Sums
                 parameter.requires_grad_(True)
             hooks = [parameter.register_hook(_let_go) for parameter in wanted]
             for number in own(batches):
-                generator = torch.Generator().manual_seed(2**32 * seed + number)
+                generator = torch.Generator().manual_seed(100_003 * seed + number)
                 total = _projected(call(model, batches[number]), vocabularies, generator)
                 with watch:  # the graph is retained: a model may cache a part of it for its next run
                     torch.autograd.grad(total, _ends(total), allow_unused=True, retain_graph=True)
