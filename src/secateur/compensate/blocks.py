@@ -50,7 +50,7 @@ def fit_blocks(
     return len(own) - len(worse), len(own)
 
 
-def _own(cut: nn.Module, names: Mapping[str, Any]) -> dict[str, list[Tensor]]:
+def _own(cut: nn.Module, names: Mapping[str, Any]) -> dict[str, list[nn.Parameter]]:
     """The parameters that each block has for itself."""
     homes: dict[int, list[str]] = {}
     for name, parameter in cut.named_parameters(remove_duplicate=False):
@@ -63,7 +63,7 @@ def _own(cut: nn.Module, names: Mapping[str, Any]) -> dict[str, list[Tensor]]:
     return {name: parameters for name, parameters in found.items() if parameters}
 
 
-def _descend(whole: nn.Module, cut: nn.Module, batches: Sequence[Any], own: Mapping[str, list[Tensor]]) -> None:
+def _descend(whole: nn.Module, cut: nn.Module, batches: Sequence[Any], own: Mapping[str, list[nn.Parameter]]) -> None:
     """One step for each batch, ever smaller ones: Adam (Kingma and Ba, 2015), in units of the weights themselves."""
     parameters = [p for mine in own.values() for p in mine]
     learns = [p.requires_grad for p in parameters]
@@ -77,7 +77,7 @@ def _descend(whole: nn.Module, cut: nn.Module, batches: Sequence[Any], own: Mapp
         slower = torch.optim.lr_scheduler.CosineAnnealingLR(steps, len(batches))
         for batch in progress(batches, "blocks"):
             with torch.enable_grad():
-                _compare(whole, cut, batch, own, lambda _, off, scale: (off / scale).backward())  # type: ignore[no-untyped-call]
+                _compare(whole, cut, batch, own, lambda _, off, scale: (off / scale).backward())
             steps.step()
             steps.zero_grad()
             slower.step()

@@ -206,17 +206,18 @@ class MomentStore:
 
     @cached_property
     def _fisher(self) -> dict[Part, Tensor] | None:
-        with studied(self._model, _WHAT):
-            try:
+        try:
+            with studied(self._model, _WHAT):
                 return fisher_weights(self._model, self._batches)
-            except Exception as error:  # any code of the user's may run here
-                warnings.warn(
-                    f"Reconstruction: the model cannot be differentiated, so each layer counts the same, whatever its "
-                    f"part in the output ({type(error).__name__}: {error})",
-                    SecateurWarning,
-                    stacklevel=2,
-                )
-                return None
+        except Exception as error:  # any code of the user's may run here
+            self._run(lambda *_: None, self._batches)  # if it is a batch that is at fault, that is said here
+            warnings.warn(
+                f"Reconstruction: the model cannot be differentiated, so each layer counts the same, whatever its "
+                f"part in the output ({type(error).__name__}: {error})",
+                SecateurWarning,
+                stacklevel=2,
+            )
+            return None
 
     @cached_property
     def _structure(self) -> Structure:

@@ -18,7 +18,7 @@ from torch import nn
 
 from secateur.calibrate.data import Some, taken
 from secateur.distributed import alone, is_sharded, meet, together
-from secateur.errors import ApplyError, VerifyError
+from secateur.errors import ApplyError, CalibrationError, VerifyError
 from secateur.importance.batches import check_values
 from secateur.pipeline.apply import plan_of, remember
 from secateur.pipeline.bases import TURNED, Bases
@@ -75,6 +75,8 @@ def factor(
         with transaction(inner, optimizer) as undo, alone():
             example, groups = data[0], _weights(inner, chosen)
             before = outputs(inner, example, torch.float64)
+            if not all(tensor.isfinite().all() for tensor in before if tensor.is_floating_point()):
+                raise CalibrationError("factor: what the model puts out for the first batch is not finite")
             made = split(inner, chosen)
             graph = trace(inner, example)
             axes = rank_axes(graph, chosen)
