@@ -173,7 +173,7 @@ def _after(plan: Plan, name: str, weight: Any) -> list[int]:
 
 def _weights(model: nn.Module, names: Sequence[str]) -> dict[str, torch.Tensor]:
     modules = dict(model.named_modules())
-    return {name: modules[name].weight for name in names}  # type: ignore[misc]
+    return {name: modules[name].weight for name in names}
 
 
 def _sizes(model: nn.Module) -> tuple[int, int]:
