@@ -1,13 +1,17 @@
-"""What rotating and more data bring to `sec.compress`, each alone: no training, one seed.
+"""What more data, rotations, rank, depth and rounds bring to `sec.compress`, each alone: no labels, one seed.
 
     python benchmarks/ablation.py minilm --factor 1.25 --batches 8
+    python benchmarks/ablation.py resnet56 --ways rotated rounds depth --tests 80
     python benchmarks/ablation.py smollm2 --factor 1.25 --batches 24 --tests 80
     python benchmarks/ablation.py smollm2 --predicted --batches 3
 
-A task of benchmarks/accuracy is cut with the same data twice, with and without the rotation of axes that only linear
-maps touch. SmolLM2's batches are two windows of 512 tokens, the first of the training text; `--tests` are windows of
-the test text. With `--predicted` nothing is cut: what `Reconstruction` expects the output to lose when an eighth, a
-quarter and a half of each free axis go, summed over all of them, in its own basis and in the one `compress` chooses.
+A task of benchmarks/accuracy is cut with the same data in several ways: without the rotation of axes that only linear
+maps touch, with it (as `compress` does by itself), and with one thing more each: layers as products of two where that
+pays (those that `--layers` names), as many blocks gone as do best, `--rounds` in which blocks are fitted as a whole.
+`--tests` are batches of the test data. SmolLM2's batches are two windows of 512 tokens, the first of the training text,
+and its `--tests` windows of the test text. With `--predicted` nothing is cut: what `Reconstruction` expects the output
+to lose when an eighth, a quarter and a half of each free axis go, summed over all of them, in its own basis and in the
+one `compress` chooses.
 Each row goes to benchmarks/results/ablation.json as soon as it is there, with the command and the commit.
 """
 
@@ -33,7 +37,7 @@ from secateur.importance.weights import Weights
 from secateur.pipeline.bases import Bases
 
 RESULTS = Path(__file__).parent / "results" / "ablation.json"
-WAYS = ("plain", "rotated")
+WAYS = ("plain", "rotated", "rank", "depth", "rounds")
 SHARES = (1 / 8, 1 / 4, 1 / 2)
 
 
@@ -46,16 +50,28 @@ def data(task: Task, given: argparse.Namespace) -> list[Any]:
 
 def cut(task: Task, way: str, given: argparse.Namespace) -> dict[str, Any]:
     """Cut a fresh model one way and score it."""
-    batches, model, tests = data(task, given), task.load(), task.tests()
+    batches, model, tests = data(task, given), task.load(), task.tests()[: given.tests]
     if task.name == "smollm2":
         tests = [(window, window) for window in language.windows("test", given.tests).split(1)]
-    importance = sec.Reconstruction(batches[:16]) if way == "plain" else None  # as `compress` ranks, without rotating
+    how: dict[str, Any] = {
+        "plain": {"importance": sec.Reconstruction(batches[:16])},  # as `compress` ranks, without rotating
+        "rank": {"rank": given.layers},
+        "depth": {"blocks": "auto"},
+        "rounds": {"rounds": given.rounds},
+    }
     start = time.process_time()
     target = task.budget(given.factor)
-    report = sec.compress(model, task.example(), target, batches, importance=importance, timed=False)
+    report = sec.compress(model, task.example(), target, batches, **how.get(way, {}), timed=False)
     seconds = round(time.process_time() - start)
     score = task.show(task.score(model.eval(), tests))
-    return {"way": way, "score": score, "error": report.compensation.after, "seconds": seconds, "why": report.why}
+    return {
+        "way": way,
+        "score": score,
+        "tests": len(tests),
+        "error": report.compensation.after,
+        "seconds": seconds,
+        "why": report.why,
+    }
 
 
 def predicted(model: nn.Module, example: Any, batches: list[Any]) -> dict[str, list[float]]:
@@ -82,7 +98,9 @@ def main() -> None:
     parser.add_argument("--factor", type=float, default=2.1)
     parser.add_argument("--batches", type=int, default=8)
     parser.add_argument("--tests", type=int, default=8)
-    parser.add_argument("--ways", nargs="+", choices=WAYS, default=WAYS)
+    parser.add_argument("--layers", nargs="+", default=["*"])
+    parser.add_argument("--rounds", type=int, default=8)
+    parser.add_argument("--ways", nargs="+", choices=WAYS, default=WAYS[:2])
     parser.add_argument("--predicted", action="store_true")
     given = parser.parse_args()
     task = TASKS[given.task]

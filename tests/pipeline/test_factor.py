@@ -1,12 +1,14 @@
 """Layers as products of two: exact at full rank, the best approximation below it, known to save, load, optimizers."""
 
 import copy
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from transformers import LlamaConfig, LlamaForCausalLM
 
 import secateur as sec
 from secateur.calibrate import fisher_weights
@@ -83,7 +85,7 @@ def test_the_outputs_count_by_what_they_matter_to_the_model() -> None:
     sec.apply(net, plan, compensate=sec.LeastSquares([_X], ridge=1e-9))
     assert net.inner[0].weight.shape[0] == 1
     off = (net(_X) - before).square().sum(0).flatten() / before.square().sum(0).flatten()
-    assert float(off[0]) < 1e-3  # one direction is all that is left, and it is that of the first output
+    assert off[0].item() < 1e-3  # one direction is all that is left, and it is that of the first output
 
 
 def test_one_table_for_input_and_output_stays_one() -> None:
@@ -127,30 +129,51 @@ def test_convolutions(layer: nn.Module) -> None:
     assert net(x).shape == before.shape
 
 
-def test_saved_and_loaded_into_a_fresh_model(tmp_path: object) -> None:
+def test_saved_and_loaded_into_a_fresh_model(tmp_path: Path) -> None:
     net = _mlp()
     sec.factor(net, ["0", "2"], [_X])
-    sec.save(net, f"{tmp_path}/full.safetensors")
-    assert torch.equal(sec.load(f"{tmp_path}/full.safetensors", _mlp())(_X), net(_X))
+    sec.save(net, tmp_path / "full.safetensors")
+    assert torch.equal(sec.load(tmp_path / "full.safetensors", _mlp())(_X), net(_X))
     sec.apply(net, sec.plan(sec.trace(net, _X), sec.Ratio(0.5)))
-    sec.save(net, f"{tmp_path}/small.safetensors")
-    fresh = sec.load(f"{tmp_path}/small.safetensors", _mlp())
+    sec.save(net, tmp_path / "small.safetensors")
+    fresh = sec.load(tmp_path / "small.safetensors", _mlp())
     assert torch.equal(fresh(_X), net(_X))
     assert fresh[2][0].weight.shape == net[2][0].weight.shape
     sec.apply(fresh, sec.plan(sec.trace(fresh, _X), sec.Ratio(0.4)))  # and it can be cut and saved again
-    sec.save(fresh, f"{tmp_path}/again.safetensors")
-    assert torch.equal(sec.load(f"{tmp_path}/again.safetensors", _mlp())(_X), fresh(_X))
+    sec.save(fresh, tmp_path / "again.safetensors")
+    assert torch.equal(sec.load(tmp_path / "again.safetensors", _mlp())(_X), fresh(_X))
 
 
-def test_a_tied_table_is_loaded_as_one(tmp_path: object) -> None:
+def test_a_tied_table_is_loaded_as_one(tmp_path: Path) -> None:
     torch.manual_seed(0)
     net = Tied()
     sec.factor(net, "table", [_ids(1)])
     sec.apply(net, sec.plan(sec.trace(net, _ids()), sec.Ratio(0.3)))
-    sec.save(net, f"{tmp_path}/tied.safetensors")
-    fresh = sec.load(f"{tmp_path}/tied.safetensors", Tied())
+    sec.save(net, tmp_path / "tied.safetensors")
+    fresh = sec.load(tmp_path / "tied.safetensors", Tied())
     assert fresh.table[0].weight is fresh.head[1].weight
     assert torch.equal(fresh(_ids()), net(_ids()))
+
+
+def test_a_language_model_with_one_table(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    small = {"vocab_size": 40, "hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 1}
+    config = LlamaConfig(**small, num_attention_heads=2, num_key_value_heads=1, tie_word_embeddings=True)
+    net, whole = LlamaForCausalLM(config).eval(), LlamaForCausalLM(config).eval()
+    before = net(_ids()).logits
+    sec.factor(net, "lm_head", [_ids(1), _ids(2)])
+    assert torch.allclose(net(_ids()).logits, before, atol=1e-5)
+    sec.apply(net, sec.plan(sec.trace(net, _ids()), sec.Ratio({"lm_head.0": 0.5})))
+    assert net.model.embed_tokens[0].weight is net.lm_head[1].weight
+    assert net.lm_head[1].weight.shape == (40, 8)
+    sec.save(net, tmp_path / "small.safetensors")
+    for loaded in (sec.load(tmp_path / "small.safetensors"), sec.load(tmp_path / "small.safetensors", whole)):
+        assert loaded.lm_head[1].weight is loaded.model.embed_tokens[0].weight
+        assert torch.equal(loaded(_ids()).logits, net(_ids()).logits)
+    with pytest.raises(sec.FileError, match=r"secateur\.save"):
+        net.save_pretrained(tmp_path / "folder")
+    with pytest.raises(sec.SecateurError):
+        sec.plan(sec.trace(net, _ids()), sec.Params(0.9), loadable=True)
 
 
 def test_a_plan_says_what_became_two() -> None:
@@ -246,7 +269,7 @@ def test_two_are_worth_it_only_where_they_are_smaller() -> None:
     assert idle(net, ["0", "1"], plan) == ("1",)  # 48 of 64, and 128 of 64
 
 
-def test_compress_makes_two_where_that_pays(tmp_path: object) -> None:
+def test_compress_makes_two_where_that_pays(tmp_path: Path) -> None:
     torch.manual_seed(0)
     net = nn.Sequential(nn.Linear(24, 32), nn.ReLU(), nn.Linear(32, 32), nn.ReLU(), nn.Linear(32, 4))
     low = torch.randn(32, 3) @ torch.randn(3, 32) / 6
@@ -259,8 +282,8 @@ def test_compress_makes_two_where_that_pays(tmp_path: object) -> None:
     plain = copy.deepcopy(whole)
     without = sec.compress(plain, batches[0], sec.Params(0.62), batches, timed=False)
     assert report.compensation.after < 0.2 * without.compensation.after
-    sec.save(net, f"{tmp_path}/low.safetensors")
-    assert torch.equal(sec.load(f"{tmp_path}/low.safetensors", whole)(batches[0]), net(batches[0]))
+    sec.save(net, tmp_path / "low.safetensors")
+    assert torch.equal(sec.load(tmp_path / "low.safetensors", whole)(batches[0]), net(batches[0]))
 
 
 def test_compress_leaves_alone_what_does_not_pay() -> None:

@@ -24,6 +24,8 @@ from secateur.tracing.examples import tensors_in
 _RATE = 0.02  # how far a step moves a weight, as a share of the root mean square of all in its tensor
 _LEAST = 1e-3  # of that, where all are about zero
 
+_PRECISE = (torch.float32, torch.float64)
+
 Errors = dict[str, tuple[float, float]]  # of each block the squared error, and the variance of what should come out
 
 
@@ -37,9 +39,9 @@ def fit_blocks(
     fit = [n for n in range(len(batches)) if n not in held]
     judges = sorted(held) or fit
     before = _errors(whole, cut, batches, judges)
-    if not before:
-        return 0, 0
     own = _own(cut, before)
+    if not own:
+        return 0, 0
     kept = {name: [p.detach().clone() for p in parameters] for name, parameters in own.items()}
     _descend(whole, cut, [batches[n] for _ in range(rounds) for n in fit], own)
     after = _errors(whole, cut, batches, judges)
@@ -50,20 +52,20 @@ def fit_blocks(
     return len(own) - len(worse), len(own)
 
 
-def _own(cut: nn.Module, names: Mapping[str, Any]) -> dict[str, list[Tensor]]:
-    """The parameters that each block has for itself."""
+def _own(cut: nn.Module, names: Mapping[str, Any]) -> dict[str, list[nn.Parameter]]:
+    """The parameters that each block has for itself; not in half precision, in which small steps are lost."""
     homes: dict[int, list[str]] = {}
     for name, parameter in cut.named_parameters(remove_duplicate=False):
         homes.setdefault(id(parameter), []).append(name)
     alone = {key for key, under in homes.items() if len(under) == 1}
     found = {
-        name: [p for p in cut.get_submodule(name).parameters() if id(p) in alone and p.is_floating_point()]
+        name: [p for p in cut.get_submodule(name).parameters() if id(p) in alone and p.dtype in _PRECISE]
         for name in names
     }
     return {name: parameters for name, parameters in found.items() if parameters}
 
 
-def _descend(whole: nn.Module, cut: nn.Module, batches: Sequence[Any], own: Mapping[str, list[Tensor]]) -> None:
+def _descend(whole: nn.Module, cut: nn.Module, batches: Sequence[Any], own: Mapping[str, list[nn.Parameter]]) -> None:
     """One step for each batch, ever smaller ones: Adam (Kingma and Ba, 2015), in units of the weights themselves."""
     parameters = [p for mine in own.values() for p in mine]
     learns = [p.requires_grad for p in parameters]
@@ -77,7 +79,7 @@ def _descend(whole: nn.Module, cut: nn.Module, batches: Sequence[Any], own: Mapp
         slower = torch.optim.lr_scheduler.CosineAnnealingLR(steps, len(batches))
         for batch in progress(batches, "blocks"):
             with torch.enable_grad():
-                _compare(whole, cut, batch, own, lambda _, off, scale: (off / scale).backward())  # type: ignore[no-untyped-call]
+                _compare(whole, cut, batch, own, _learn)
             steps.step()
             steps.zero_grad()
             slower.step()
@@ -85,6 +87,11 @@ def _descend(whole: nn.Module, cut: nn.Module, batches: Sequence[Any], own: Mapp
         for parameter, learnt, gradient in zip(parameters, learns, gradients, strict=True):
             parameter.grad = gradient
             parameter.requires_grad_(learnt)
+
+
+def _learn(_: str, off: Tensor, scale: Tensor) -> None:
+    if off.requires_grad:  # a block may not use what it has
+        (off / scale).backward()
 
 
 def _errors(whole: nn.Module, cut: nn.Module, batches: Sequence[Any], numbers: Sequence[int]) -> Errors:

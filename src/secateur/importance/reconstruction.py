@@ -228,17 +228,18 @@ class MomentStore:
     @cached_property
     def _fisher(self) -> dict[Part, Tensor] | None:
         found, failed = {}, 0
-        with studied(self._model, _WHAT):
-            try:
+        try:
+            with studied(self._model, _WHAT):
                 found = fisher_sums(self._model, self._batches)
-            except Exception as error:  # any code of the user's may run here
-                failed = 1
-                warnings.warn(
-                    f"Reconstruction: the model cannot be differentiated, so each layer counts the same, whatever its "
-                    f"part in the output ({type(error).__name__}: {error})",
-                    SecateurWarning,
-                    stacklevel=2,
-                )
+        except Exception as error:  # any code of the user's may run here
+            self._run(lambda *_: None, self._batches)  # if it is a batch that is at fault, that is said here
+            failed = 1
+            warnings.warn(
+                f"Reconstruction: the model cannot be differentiated, so each layer counts the same, whatever its "
+                f"part in the output ({type(error).__name__}: {error})",
+                SecateurWarning,
+                stacklevel=2,
+            )
         if self.dealt:
             failed = int(totals("Fisher weights", [torch.tensor(failed)])[0])
         if failed:

@@ -147,6 +147,10 @@ class _Job:
         time = latency(self.model, self.graph.example) if self.timed else None
         return Counted(macs, params(self.model), time)
 
+    def seconds(self) -> float:
+        """What the model takes now, if that is what the target is about."""
+        return latency(self.model, self.graph.example).median if timed_by(self.target) else 1.0
+
 
 def _numbers(blocks: object, graph: Graph) -> tuple[int, ...]:
     """The numbers of blocks to try."""
@@ -196,9 +200,9 @@ def _compressed(job: _Job, number: int, before: Counted, undo: Transaction, star
         with alone():
             kept = {name: job.options[name] for name in ("protect", "loadable")}
             first = plan_depth(graph, number, Some(job.data, _RANKED), **kept)
-            whole = latency(model, example).median if timed_by(target) else 1.0
+            whole = job.seconds()
             apply(model, first, verify=job.verify, compensate=job.recipe)
-            left = latency(model, example).median if timed_by(target) else 1.0
+            left = job.seconds()
         graph, target = trace(model, example), rest_of(target, first, whole / left)
     layers = tuple(name for name in map(first.removed.after, job.rank) if name is not None)
     split_first, made, criterion, bases = _with_ranks(job, graph, target, layers)
@@ -214,12 +218,12 @@ def _with_ranks(job: _Job, graph: Graph, target: Target, layers: Sequence[str]) 
     """What becomes two of some layers, where that pays, and what to cut then."""
     model, example = job.model, graph.example
     while layers:
-        moment = Transaction(model)
+        moment, whole = Transaction(model), job.seconds()
         first = split(model, layers)
         two = trace(model, example)
         rank_axes(two, layers)
         first = replace(first, macs=Change(graph.macs(), two.macs()))
-        found = _planned(two, rest_of(target, first, 1.0), None, job.data, job.options)
+        found = _planned(two, rest_of(target, first, whole / job.seconds()), None, job.data, job.options)
         spare = idle(model, layers, found[0])
         if not spare:
             remember(model, first)

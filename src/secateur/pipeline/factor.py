@@ -18,7 +18,7 @@ from torch import nn
 
 from secateur.calibrate.data import Some, taken
 from secateur.distributed import alone, is_sharded, meet, together
-from secateur.errors import ApplyError, VerifyError
+from secateur.errors import ApplyError, CalibrationError, VerifyError
 from secateur.importance.batches import check_values
 from secateur.pipeline.apply import plan_of, remember
 from secateur.pipeline.bases import TURNED, Bases
@@ -29,6 +29,8 @@ from secateur.state.transaction import transaction
 from secateur.surgery.split import split_layers, together_with, why_whole
 from secateur.tracing import trace, unwrap
 from secateur.tracing.graph import Axis, Graph
+from secateur.tracing.makers import maker_of
+from secateur.tracing.origins import Origin
 from secateur.verify.run import outputs
 
 Model = TypeVar("Model", bound=nn.Module)
@@ -75,10 +77,14 @@ def factor(
         with transaction(inner, optimizer) as undo, alone():
             example, groups = data[0], _weights(inner, chosen)
             before = outputs(inner, example, torch.float64)
+            if not all(tensor.isfinite().all() for tensor in before if tensor.is_floating_point()):
+                raise CalibrationError("factor: what the model puts out for the first batch is not finite")
             made = split(inner, chosen)
             graph = trace(inner, example)
             axes = rank_axes(graph, chosen)
-            Bases.of(graph, Some(data, TURNED), axes).rotate({axis.name for axis in axes}, undo)
+            turned = Bases.of(graph, Some(data, TURNED), axes).rotate({axis.name for axis in axes}, undo)
+            if len(turned) < len(axes):
+                raise ApplyError("factor: more than the two layers has to do with what lies between them")
             off = difference(before, outputs(inner, example, torch.float64))
             if not off < ROUNDED:
                 raise VerifyError(f"as products of two, the model is off by {off:.2g}. The model is as it was.")
@@ -115,7 +121,7 @@ def split(model: nn.Module, names: Sequence[str]) -> Plan:
     coarse = next((n for n, p in _weights(model, names).items() if not torch.finfo(p.dtype).eps < 1e-6), None)
     if coarse is not None:
         raise ApplyError(f"{coarse} is in half precision, in which no basis is exact; call model.float() first")
-    before = _sizes(model)
+    before, maker = _sizes(model), maker_of(model)
     split_layers(model, names)
     after = _sizes(model)
     return Plan(
@@ -125,6 +131,7 @@ def split(model: nn.Module, names: Sequence[str]) -> Plan:
         attributes=(),
         params=Change(before[0], after[0]),
         bytes=Change(before[1], after[1]),
+        origin=None if maker is None else Origin.of(maker),
         factored=tuple(names),
     )
 
@@ -166,7 +173,7 @@ def _after(plan: Plan, name: str, weight: Any) -> list[int]:
 
 def _weights(model: nn.Module, names: Sequence[str]) -> dict[str, torch.Tensor]:
     modules = dict(model.named_modules())
-    return {name: modules[name].weight for name in names}  # type: ignore[misc]
+    return {name: modules[name].weight for name in names}
 
 
 def _sizes(model: nn.Module) -> tuple[int, int]:

@@ -13,7 +13,7 @@ basis of its own, if the model puts out the same then, too.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, reduce
 from typing import Any
 
@@ -77,10 +77,10 @@ def rotations(graph: Graph) -> tuple[Rotation, ...]:
 
 def free_places(weights: Weights, example: Any) -> tuple[Mapping[Axis, Places], Mapping[Axis, str]]:
     """The axes that are free, as runs on an example show, with their places; and why the others are not."""
-    known = roles(weights.graph)
+    known = _roles(weights)
     whys = {axis: _unfit(weights, axis, known) for axis in weights.axes}
     places = {axis: Places(weights, axis) for axis, why in whys.items() if not why}
-    trial = _Trial(weights, known.reads, example)
+    trial = _Trial(weights, known, example)
     apart = trial.free([own for own in places.values() if own.parts > 1])
     alike = trial.free([own.alike() for axis, own in places.items() if axis not in apart])
     found = {axis: apart.get(axis) or alike[axis] for axis in places if axis in apart or axis in alike}
@@ -105,8 +105,8 @@ def rotate(model: nn.Module, graph: Graph, axis: Axis, matrix: Tensor) -> nn.Mod
     inner = unwrap(model)
     if inner is not graph.model:
         raise ApplyError("rotate takes the model that the graph was traced from")
-    known, weights = roles(graph), Weights(graph, graph.axes)
-    why = _unfit(weights, axis, known)
+    weights = Weights(graph, graph.axes)
+    why = _unfit(weights, axis, _roles(weights))
     if why:
         raise ApplyError(f"{axis.name} cannot be rotated: {why}")
     places, square = Places(weights, axis), matrix.detach().to("cpu", torch.float64)
@@ -140,6 +140,19 @@ def rotate_all(weights: Weights, matrices: Mapping[Places, Tensor], example: Any
             raise VerifyError(
                 f"{names}: rotated, the model puts out something else (off by {off:.2g}). The model is as it was."
             )
+
+
+def _roles(weights: Weights) -> Roles:
+    """Who makes and who reads each axis, a parameter that has several names by the first of them."""
+    known, first = roles(weights.graph), dict[int, str]()
+    for name, parameter in weights.parameters.items():
+        first.setdefault(id(parameter), name)
+
+    def named(sites: frozenset[Site]) -> frozenset[Site]:
+        held = weights.parameters
+        return frozenset(Site(first[id(held[s.tensor])], s.dim) if s.tensor in held else s for s in sites)
+
+    return replace(known, reads=named(known.reads), makes=named(known.makes))
 
 
 def _unfit(weights: Weights, axis: Axis, known: Roles) -> str:
@@ -224,8 +237,9 @@ class Places:
 class _Trial:
     """Runs of a model with some of its axes rotated at random and stretched."""
 
-    def __init__(self, weights: Weights, reads: frozenset[Site], example: Any) -> None:
-        self._model, self._example, self._reads = weights.model, example, reads
+    def __init__(self, weights: Weights, known: Roles, example: Any) -> None:
+        self._model, self._example, self._reads = weights.model, example, known.reads
+        self._both = known.reads & known.makes  # of one table for input and output
         self._errors: dict[Axis, str] = {}
 
     def free(self, places: Sequence[Places]) -> dict[Axis, Places]:
@@ -247,7 +261,8 @@ class _Trial:
         for own in places:
             size = own.axis.size
             matrices.append(torch.linalg.qr(torch.randn(own.parts, size, size, generator=generator).double())[0])
-            tied = any(len({site in self._reads for site in sites}) > 1 for sites in own.tensors.values())
+            every = own.tensors.values()
+            tied = any(len({site in self._reads for site in sites}) > 1 or self._both & {*sites} for sites in every)
             stretch.append(0.0 if tied else 2 + float(torch.rand((), generator=generator)))
         for power in (0, 1, -1) if any(stretch) else (0,):
 

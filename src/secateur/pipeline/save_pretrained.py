@@ -95,6 +95,11 @@ def _wrap(kind: Any, library: str) -> None:
 
 
 def _save(model: nn.Module, plan: Plan, library: str, own: Any, folder: Path, args: Any, kwargs: Any) -> Any:
+    if plan.factored:
+        raise FileError(
+            f"{folder}: {plan.factored[0]} is a product of two layers, which {library} has no name for; use "
+            "secateur.save(model, path)"
+        )
     plan = replace(with_added(plan, model), example=None, others=())
     found = origin_in(model, plan)
     if found.origin is None:
