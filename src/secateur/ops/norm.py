@@ -207,3 +207,6 @@ def _(op: Any, v: Tensor, g: Tensor, dim: int = 0) -> Any:
     length = norm_of_present(v, 2, [i for i in range(v.ndim) if i != dim % v.ndim], True)
     out = v * (g / length)
     return (out, length) if op is aten._weight_norm_interface.default else out
+
+
+NORMS = frozenset({batch_norm, layer_norm, rms_norm, group_norm})  # of activations
