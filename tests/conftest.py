@@ -11,6 +11,7 @@ from hypothesis import settings
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
 import torchvision_ops  # noqa: F401  before anything imports torchvision
+from secateur.state.chances import seed
 
 torch.set_num_threads(1)
 
@@ -21,6 +22,6 @@ settings.load_profile("same")
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
     """The same random numbers for a test, whichever ran before it."""
-    torch.manual_seed(0)
+    seed(0)
     np.random.seed(0)
     random.seed(0)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import builtins
 import re
 import runpy
 import tomllib
@@ -145,3 +146,16 @@ def test_a_name_used_twice_would_be_seen(tmp_path: Path) -> None:
     (tmp_path / "a.py").write_text(f"class Part: ...\n{both}")
     (tmp_path / "b.py").write_text(f"Part = tuple[int, int]\n{both}")
     assert defined(tmp_path) == {"Part": ["a.py", "b.py"], "ERK": ["a.py", "b.py"]}
+
+
+def test_what_is_broken_on_purpose_is_there() -> None:
+    """`make mutations`: each names a function and tests, and what runs instead: a NameError proves nothing."""
+    tools = runpy.run_path(str(ROOT / "tools" / "mutations.py"))
+    for mutation in tools["MUTATIONS"]:
+        file, _, name = mutation.function.partition(":")
+        found = dict(tools["functions"](ast.parse((ROOT / "src" / "secateur" / file).read_text())))
+        assert name in found, mutation.function
+        given = {argument.arg for argument in ast.walk(found[name].args) if isinstance(argument, ast.arg)}
+        used = {node.id for node in ast.walk(ast.parse(mutation.instead)) if isinstance(node, ast.Name)}
+        assert used - given - set(dir(builtins)) == set(), mutation.function
+        assert all((ROOT / test).exists() for test in mutation.tests.split()), mutation.tests

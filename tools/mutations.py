@@ -73,7 +73,7 @@ MUTATIONS = [
     Mutation("state/own.py:own_what_is_written", "return None", f"tests/surgery/test_surgery_shared.py {BEYOND}"),
     Mutation("state/leftovers.py:let_go", "return None", "tests/state/test_leftovers.py"),
     Mutation("state/leftovers.py:_put_attributes", "return None", "tests/state/test_leftovers.py"),
-    Mutation("state/pointers.py:Redirection._function", "return function", "tests/state"),
+    Mutation("state/pointers.py:Redirection._function", "return value", "tests/state"),
     Mutation("surgery/holders.py:check_alone", "return None", "tests/surgery"),
     Mutation("surgery/holders.py:_check_state", "return None", "tests/surgery/test_surgery_identity.py"),
     Mutation("surgery/holders.py:_Relaid.__call__", "return None", "tests/distributed/test_learning.py"),

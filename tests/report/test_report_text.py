@@ -15,11 +15,11 @@ from jinja2 import UndefinedError
 from markupsafe import Markup
 from stories import densenet, resnet
 
-from secateur.report.blocks import blocks, profile
 from secateur.report.formatting import amount, change, digits
 from secateur.report.html import dotted, templates
 from secateur.report.palette import PALETTE, colours
 from secateur.report.payload import payload, quantised, ties
+from secateur.report.sections import profile, sections
 from secateur.report.story import LayerCost
 
 TEXT = st.text("<>&\"'/;=#! abglmpt.é")  # what markup is made of
@@ -27,17 +27,24 @@ NAMES = st.lists(st.sampled_from("ab012"), min_size=1, max_size=5).map(".".join)
 
 
 @given(st.lists(NAMES, unique=True, max_size=40), st.integers(1, 12))
-def test_every_module_is_in_one_block(modules: list[str], limit: int) -> None:
-    found = blocks(modules, limit)
-    assert sorted(m for block in found for m in block.modules) == sorted(modules)
-    assert all(len(block.modules) <= limit for block in found)
+def test_every_module_is_in_one_section(modules: list[str], limit: int) -> None:
+    found = sections(modules, limit)
+    assert sorted(m for section in found for m in section.modules) == sorted(modules)
+    assert all(len(section.modules) <= limit for section in found)
 
 
-def test_blocks_of_a_real_model() -> None:
+def test_sections_of_a_real_model() -> None:
     modules = list(dict.fromkeys(shape.module for shape in resnet().shapes))
-    assert [block.title for block in blocks(modules)] == ["conv1 … bn1", "layer1", "layer2", "layer3", "layer4", "fc"]
+    assert [section.title for section in sections(modules)] == [
+        "conv1 … bn1",
+        "layer1",
+        "layer2",
+        "layer3",
+        "layer4",
+        "fc",
+    ]
     dense = list(dict.fromkeys(shape.module for shape in densenet().shapes))
-    assert "features.denseblock3.denselayer48" in [block.title for block in blocks(dense)]
+    assert "features.denseblock3.denselayer48" in [section.title for section in sections(dense)]
 
 
 @given(st.lists(NAMES, unique=True, max_size=60), st.integers(1, 10))

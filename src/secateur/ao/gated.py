@@ -8,10 +8,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
+from secateur.ao.chains import Patterns
 from secateur.ao.config import Group, sparsity_level
 from secateur.ao.errors import SparsifierAssertionError, SparsifierValueError
 from secateur.ao.parametrization import find_mask, mask_of, unmasked
-from secateur.ao.patterns import Patterns
 from secateur.ao.rows import RowPruner, keep_salient
 from secateur.ao.structured import squash_shared
 from secateur.errors import SecateurWarning

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
+from secateur.ao.chains import apply_patterns
 from secateur.ao.config import module_to_fqn
 from secateur.ao.errors import SparsifierRuntimeError, SparsifierValueError
 from secateur.ao.example import call_of, stop_recording
@@ -14,7 +15,6 @@ from secateur.ao.fold import BiasFolds
 from secateur.ao.gates import align, masked_layers
 from secateur.ao.opened import Opened, inner, is_output, outer, precise_run, run
 from secateur.ao.parametrization import FakeStructuredSparsity, find_mask, module_contains_param, unmasked
-from secateur.ao.patterns import apply_patterns
 from secateur.ao.survey import Decision, RemovalSurvey
 from secateur.errors import VerifyError
 from secateur.pipeline.apply import Proof, proved, remember

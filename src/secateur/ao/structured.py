@@ -7,11 +7,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
+from secateur.ao.chains import Patterns
 from secateur.ao.config import Group
 from secateur.ao.errors import SparsifierAssertionError, SparsifierRuntimeError, SparsifierTypeError
 from secateur.ao.example import record, stop_recording
 from secateur.ao.parametrization import BiasHook, FakeStructuredSparsity, is_called, parametrizations
-from secateur.ao.patterns import Patterns
 from secateur.ao.removal import Reasons, Removal, remove
 from secateur.ao.sparsifier import BaseSparsifier
 from secateur.compat import dtensor

@@ -234,3 +234,6 @@ def _(op: Any, x: Tensor, *args: Any) -> Tensor:
     before = gone(x)
     written = op is aten.embedding_renorm_.default
     return op(x.masked_fill_(before, 0.0) if written else filled(x), *args).masked_fill_(before, NAN)
+
+
+NORMS = frozenset({batch_norm, layer_norm, rms_norm, group_norm})  # of activations

@@ -10,7 +10,7 @@ from torch import Tensor
 from secateur.axes import constant, resolve, split, unify
 from secateur.compat import aten, prims, without_modes, without_torch_function
 from secateur.ops.absent import filled, gone, mark, still_absent
-from secateur.ops.record import op
+from secateur.ops.record import op, overloads
 from secateur.ops.value import Call, Value
 
 # Functions whose ints are numbers to compute with, not sizes.
@@ -25,6 +25,7 @@ TAKE_NUMBERS = {
     if hasattr(home, name)
 }  # fmt: skip
 SUMS = {aten.add.Tensor, aten.add_.Tensor}
+ADDITIONS = frozenset(overloads("add add_ sub sub_ lerp lerp_ addcmul addcmul_"))  # to one operand, of something
 SCALES = {aten.mul.Tensor, aten.mul_.Tensor}
 LINEAR_IN_ALL = SUMS | {aten.sub.Tensor, aten.sub_.Tensor, aten.cat.default, aten.stack.default}  # operands together
 LINEAR_IN_ONE = SCALES | {aten.div.Tensor, aten.div_.Tensor, aten.where.self, aten.masked_fill.Scalar, aten.neg.default}

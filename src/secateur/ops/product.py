@@ -9,12 +9,23 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 from torch import Tensor
 
 from secateur.compat import aten
+from secateur.ops.record import part
 
 WHOLE = (aten.linear.default, aten.matmul.default)  # products that arrive as one op in inference mode
+
+
+def is_product(op: Any) -> bool:
+    """Whether an op is a product of data with a weight.
+
+    >>> is_product(aten.addmm.default), is_product(aten.linear.default), is_product(aten.add.Tensor)
+    (True, True, False)
+    """
+    return op in WHOLE or part(op, "product") is not None
 
 
 @dataclass(frozen=True)

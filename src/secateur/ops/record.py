@@ -25,7 +25,7 @@ The parts, each needed only where an op differs from the plain case:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from functools import cache
 from operator import attrgetter
 from typing import Any
@@ -123,6 +123,13 @@ def named(text: str) -> list[Any]:
     return [attrgetter(name)(aten) for name in text.split()]
 
 
+def overloads(*ops: Any) -> Iterator[Any]:
+    """Ops that are given themselves or by name, all overloads where none is said; not those that this torch lacks."""
+    for each in filter(None, (one for given in ops for one in (named(given) if isinstance(given, str) else (given,)))):
+        packet = isinstance(each, OpOverloadPacket)
+        yield from (getattr(each, name) for name in each.overloads()) if packet else (each,)
+
+
 def op(
     *ops: Any, called: str | Iterable[Any] = (), creates: bool = False, by_row: bool = False
 ) -> Callable[[Function], Record]:
@@ -135,11 +142,8 @@ def op(
 
     def register(axes: Function) -> Record:
         record = Record(axes, creates=creates, by_row=by_row)
-        listed = [one for each in ops for one in (named(each) if isinstance(each, str) else (each,))]
-        for each in filter(None, listed):
-            packet = isinstance(each, OpOverloadPacket)
-            for overload in (getattr(each, name) for name in each.overloads()) if packet else (each,):
-                _put(_RECORDS, overload, record)
+        for overload in overloads(*ops):
+            _put(_RECORDS, overload, record)
         _neutral(called.split() if isinstance(called, str) else called, _no_sizes)
         return record
 
@@ -205,8 +209,7 @@ def record_of(op: Any) -> Record | None:
     """The record of an op: its own, that of the op it is the in-place or out variant of, or the elementwise one."""
     found = _own(op)
     if found is None and schema(op).is_mutable:
-        functional = _functional(op)
-        found = record_of(functional) if functional is not None else None
+        found = next(filter(None, map(record_of, _functional(op))), None)
     if found is None and is_pointwise(op):
         from secateur.ops.pointwise import elementwise
 
@@ -235,12 +238,12 @@ def function_records() -> dict[Any, Record]:
     return dict(_FUNCTIONS)
 
 
-def _functional(op: Any) -> Any:
-    """`aten.add_.Tensor` -> `aten.add.Tensor`, `aten.mm.out` -> `aten.mm.default`; None where there is none."""
+def _functional(op: Any) -> Iterator[Any]:
+    """`aten.add_.Tensor` -> `aten.add.Tensor`, `aten.full.out` -> `aten.full.default` and `aten.full.names`."""
     namespace, _, name = schema(op).name.partition("::")
     packet = getattr(getattr(torch.ops, namespace), name.removesuffix("_"), None)
     others = [getattr(packet, overload) for overload in packet.overloads()] if packet is not None else []
-    return next((o for o in others if not schema(o).is_mutable and _takes(o) == _takes(op)), None)
+    return (o for o in others if not schema(o).is_mutable and _takes(o) == _takes(op))
 
 
 def _takes(op: Any) -> list[tuple[str, str]]:

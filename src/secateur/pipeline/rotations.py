@@ -80,7 +80,7 @@ def free_places(weights: Weights, example: Any) -> tuple[Mapping[Axis, Places], 
     known = _roles(weights)
     whys = {axis: _unfit(weights, axis, known) for axis in weights.axes}
     places = {axis: Places(weights, axis) for axis, why in whys.items() if not why}
-    trial = _Trial(weights, known, example)
+    trial = _RotatedRuns(weights, known, example)
     apart = trial.free([own for own in places.values() if own.parts > 1])
     alike = trial.free([own.alike() for axis, own in places.items() if axis not in apart])
     found = {axis: apart.get(axis) or alike[axis] for axis in places if axis in apart or axis in alike}
@@ -234,7 +234,7 @@ class Places:
         return made
 
 
-class _Trial:
+class _RotatedRuns:
     """Runs of a model with some of its axes rotated at random and stretched."""
 
     def __init__(self, weights: Weights, known: Roles, example: Any) -> None:

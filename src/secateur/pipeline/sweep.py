@@ -158,7 +158,7 @@ def sweep(
     _check(axis_ratio, metric)
     data = None if batches is None else [like(example, batch) for batch in each(batches, "sweep")]
     graph = trace(model, example)
-    run = _Run(model, metric or OutputError(model, [example] if data is None else data), data)
+    run = _Sweeping(model, metric or OutputError(model, [example] if data is None else data), data)
     whole = run.whole  # first of all: whether the metric can be computed
     if importance is None:
         importance = Magnitude() if data is None else Reconstruction(data)
@@ -231,7 +231,7 @@ def _decided(problem: PruningProblem, target: Target) -> tuple[Target, Plan, flo
     return target, make_plan(problem.graph, chosen), sum((float(scores.sum()) for scores in gone), 0.0)
 
 
-class _Run:
+class _Sweeping:
     """Cuts copies of a model and measures them."""
 
     def __init__(self, model: nn.Module, metric: Metric, batches: list[Any] | None) -> None:

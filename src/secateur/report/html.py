@@ -11,10 +11,10 @@ from markupsafe import Markup, escape
 from secateur.errors import MissingPackageError
 from secateur.io.atomic import replacing
 from secateur.io.file import about
-from secateur.report.blocks import blocks
 from secateur.report.formatting import amount, change, digits
 from secateur.report.palette import PALETTE
 from secateur.report.payload import payload, ties
+from secateur.report.sections import sections
 from secateur.report.story import Shape, Story, Strand
 from secateur.tracing.graph import Site
 
@@ -136,21 +136,21 @@ def _share(part: float, whole: float = 1) -> str:
 
 
 def _map(story: Story) -> Iterator[tuple[str, list[tuple[str, list[TensorRow]]]]]:
-    """The model's blocks; in them the modules, each with the tensors that have a dimension in an axis."""
+    """The model's sections; in them the modules, each with the tensors that have a dimension in an axis."""
     of_site = ties(story)[1]
     tied = {tensor for tensor, _ in of_site}
     held: dict[str, list[Shape]] = {}
     for shape in story.shapes:
         if shape.tensor in tied:
             held.setdefault(shape.module, []).append(shape)
-    for block in blocks(list(held)):
-        inside = [(_inside(module, block.title), _lines(held[module], of_site)) for module in block.modules]
-        yield block.title or "(top level)", inside
+    for section in sections(list(held)):
+        inside = [(_inside(module, section.title), _lines(held[module], of_site)) for module in section.modules]
+        yield section.title or "(top level)", inside
 
 
-def _inside(module: str, block: str) -> str:
-    """What a module is called within its block."""
-    short = module.removeprefix(f"{block}.") if module != block else module.rpartition(".")[2]
+def _inside(module: str, section: str) -> str:
+    """What a module is called within its section."""
+    short = module.removeprefix(f"{section}.") if module != section else module.rpartition(".")[2]
     return short or "(top level)"
 
 

@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from secateur.report.blocks import profile
+from secateur.report.sections import profile
 from secateur.report.story import LayerCost, Story, Strand
 
 _INFINITE = 65535  # the code of an infinite score

@@ -12,10 +12,10 @@ import numpy as np
 from secateur.errors import MissingPackageError
 from secateur.io.atomic import replacing
 from secateur.io.file import about
-from secateur.report.blocks import profile
 from secateur.report.formatting import amount, change
 from secateur.report.palette import colours
 from secateur.report.payload import ties_modules
+from secateur.report.sections import profile
 from secateur.report.story import Story, Strand, Sweep
 
 if TYPE_CHECKING:

@@ -110,7 +110,7 @@ def iterate(
         _check_uncut(inner)
         kept = ScheduleCheckpoint(checkpoint, Task.of(inner, graph.macs(), target, parts, floor))
     with together("iterate"):
-        return _Run(model, example, graph, way, parts, functions, floor, kept).finish()
+        return _Iterating(model, example, graph, way, parts, functions, floor, kept).finish()
 
 
 def _check_floor(floor: Any) -> None:
@@ -171,7 +171,7 @@ class _Functions:
 
 
 @dataclass(eq=False)
-class _Run:
+class _Iterating:
     """What the rounds share."""
 
     model: nn.Module  # as it was given: what the user's functions get

@@ -18,11 +18,11 @@ _ALIKE = 0.9  # a larger part of the variance that differs tells of layers that 
 KeptPositions = tuple[int, Tensor]  # a dimension and which of the uncut model's positions it still has
 
 
-def difference(ours: Tensor, theirs: Tensor) -> Tensor:
+def missed(ours: Tensor, theirs: Tensor) -> Tensor:
     """How much of the variance of what should come out is missed.
 
     >>> wanted = torch.tensor([[1.0], [3.0]])
-    >>> difference(torch.tensor([[2.0], [2.0]]), wanted), difference(wanted, wanted)
+    >>> missed(torch.tensor([[2.0], [2.0]]), wanted), missed(wanted, wanted)
     (tensor(1.), tensor(0.))
     """
     wide = torch.promote_types(ours.dtype, torch.float32)
@@ -42,11 +42,11 @@ class Correspondence:
         if not self.layers:
             return 0.0
         pairs = ((ours[name], _part(theirs[name], index)) for name, index in self.layers.items())
-        return torch.stack([difference(a, b) for a, b in pairs]).mean()
+        return torch.stack([missed(a, b) for a, b in pairs]).mean()
 
 
 @contextmanager
-def outputs_of(model: nn.Module, names: Sequence[str] | None = None) -> Iterator[dict[str, Tensor]]:
+def layer_outputs(model: nn.Module, names: Sequence[str] | None = None) -> Iterator[dict[str, Tensor]]:
     """The outputs of some modules, or of all, in each run inside: those that are one tensor, as they were last."""
     found: dict[str, Tensor] = {}
 
@@ -78,7 +78,7 @@ def correspondence(ours: Mapping[str, Tensor], theirs: Mapping[str, Tensor], pla
         if name in theirs and id(output) not in seen:
             seen.add(id(output))
             for index in _maps(name, output.shape, theirs[name].shape, plan):
-                if float(difference(output, _part(theirs[name], index))) < _ALIKE:
+                if float(missed(output, _part(theirs[name], index))) < _ALIKE:
                     found[name] = index
                     break
     names = list(found)

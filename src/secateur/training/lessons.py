@@ -16,7 +16,7 @@ from secateur.importance.batches import because
 from secateur.planning.plans import Plan
 from secateur.state.held import named_tensors
 from secateur.tracing.examples import arguments, handed_out, tensors_in
-from secateur.training.features import Correspondence, correspondence, difference, outputs_of
+from secateur.training.features import Correspondence, correspondence, layer_outputs, missed
 
 _CACHED = 2**26  # numbers that the teacher said about batches that are held back, at most, to be kept
 _DROPOUT = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout, nn.FeatureAlphaDropout)
@@ -35,7 +35,7 @@ class Said:
         """How far what a model says is from this, what it should say."""
         if self.classes is not None:
             return soft_difference(other.tensors[0], self.tensors[0], self.classes)
-        return torch.stack([difference(a, b) for a, b in zip(other.tensors, self.tensors, strict=True)]).mean()
+        return torch.stack([missed(a, b) for a, b in zip(other.tensors, self.tensors, strict=True)]).mean()
 
     def check(self, other: Said) -> None:
         """Refuse a model that says something else."""
@@ -86,7 +86,7 @@ class Lessons:
         """Find layers that correspond, on the first batch that is held back; check that both models take them all."""
         self._set_modes()
         with torch.no_grad(), ExitStack() as stack:
-            ours, theirs = (stack.enter_context(outputs_of(model)) for model in (self.model.eval(), self.teacher))
+            ours, theirs = (stack.enter_context(layer_outputs(model)) for model in (self.model.eval(), self.teacher))
             wanted = self._run(self.teacher, held[0])
             wanted.check(self._run(self.model, held[0]))
             self.same = correspondence(ours, theirs, self._plan)
@@ -98,7 +98,7 @@ class Lessons:
     def loss(self, batch: Any) -> Tensor:
         """What training makes smaller."""
         names = list(self.same.layers)
-        with outputs_of(self.model, names) as ours, outputs_of(self.teacher, names) as theirs:
+        with layer_outputs(self.model, names) as ours, layer_outputs(self.teacher, names) as theirs:
             with torch.no_grad():
                 wanted = self._run(self.teacher, batch)
             output = self._call(self.model, batch)

@@ -63,7 +63,7 @@ class _Masked:
         return mean * ((self.orig.grad * known).sum() / length)
 
 
-class _Watch:
+class _GradientHook:
     """Sees the gradient of a masked weight, where the step to come looks at it. A copy of the model has a blind one."""
 
     def __init__(self, sparse: SparseTraining | None = None, layer: _Masked | None = None) -> None:
@@ -81,11 +81,11 @@ class _Watch:
         before = self._layer.gradient
         self._layer.gradient = gradient.detach().clone() if before is None else before + gradient
 
-    def __deepcopy__(self, memo: Any) -> _Watch:
-        return _Watch()
+    def __deepcopy__(self, memo: Any) -> _GradientHook:
+        return _GradientHook()
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _Watch, ()
+        return _GradientHook, ()
 
 
 class SparseTraining:
@@ -133,7 +133,7 @@ class SparseTraining:
         self._kept: dict[str, Tensor] = {}
         masks = method.start([layer.seen() for layer in self._layers], self._chance)
         self._install(masks)
-        handles = [layer.module.register_forward_pre_hook(_Watch(self, layer)) for layer in self._layers]
+        handles = [layer.module.register_forward_pre_hook(_GradientHook(self, layer)) for layer in self._layers]
         self._ends: dict[object, Callable[[], None]] = {handle.id: handle.remove for handle in handles}
         if self._optimizer is not None:
             self.attach(self._optimizer)

@@ -17,22 +17,16 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from secateur.compat import OpOverload, TorchDispatchMode, schema
+from secateur.compat import OpOverload, TorchDispatchMode, is_pointwise, schema
 from secateur.errors import VerifyError
+from secateur.ops.norm import NORMS
+from secateur.ops.pointwise import ADDITIONS, copy, native_dropout, same
+from secateur.ops.record import record_of
 from secateur.tracing.examples import tensors_in
 from secateur.verify.oracle import Expected
 from secateur.verify.run import outputs
 
-aten = torch.ops.aten
-_SUMS = frozenset((aten.add, aten.add_, aten.sub, aten.sub_, aten.lerp, aten.lerp_, aten.addcmul, aten.addcmul_))
-_NORMS = frozenset(
-    (
-        *(aten.native_layer_norm, aten.native_group_norm, aten._fused_rms_norm, aten.rms_norm),
-        *(aten.native_batch_norm, aten.cudnn_batch_norm, aten._native_batch_norm_legit),
-        aten._native_batch_norm_legit_no_training,
-    )
-)
-_COPIES = frozenset((aten.clone, aten._to_copy, aten.contiguous, aten.copy_, aten.native_dropout))
+_ON = NORMS | {same, copy, native_dropout}  # records of ops that hand on all of what they take
 
 Given = tuple[tuple[Any, ...], dict[str, Any]]  # what a module is called with
 
@@ -123,7 +117,7 @@ class _Call:
         self.held += out
         joined = any(self.stream[key] for key in own)
         if own and _passes(op):
-            joined = joined or (op.overloadpacket in _SUMS and bool(derived))
+            joined = joined or (op in ADDITIONS and bool(derived))
             self.stream |= {id(tensor): joined for tensor in out[:1]}
             self.made -= {id(tensor) for tensor in out[:1]}
             out = out[1:]
@@ -134,9 +128,8 @@ def _passes(op: Any) -> bool:
     """Whether an op hands on what it takes, element by element, or all of it in another place or scale."""
     if not isinstance(op, OpOverload):
         return False
-    packet = op.overloadpacket
     views = any(a.alias_info is not None and not a.alias_info.is_write for a in schema(op).returns)
-    return torch.Tag.pointwise in op.tags or views or packet in _SUMS | _NORMS | _COPIES
+    return is_pointwise(op) or views or record_of(op) in _ON
 
 
 class _Followed(TorchDispatchMode):

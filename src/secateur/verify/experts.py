@@ -15,11 +15,11 @@ import torch
 from torch import Tensor
 
 from secateur.compat import TorchDispatchMode, storage_id
+from secateur.ops.pointwise import same
+from secateur.ops.product import is_product
+from secateur.ops.record import record_of
+from secateur.ops.reduce import topk
 from secateur.tracing.examples import tensors_in
-
-aten = torch.ops.aten
-_PRODUCTS = frozenset((aten.mm.default, aten.addmm.default, aten.bmm.default, aten.linear.default, aten.matmul.default))
-_COPIES = frozenset((aten._to_copy.default, aten.clone.default))
 
 
 @dataclass(frozen=True)
@@ -49,9 +49,9 @@ class ParameterStorages:
         """The tensor that a product of data with one of the model's reads; what casts one is followed."""
         given = [storage_id(a) for a in args if isinstance(a, Tensor) and a.ndim > 1 and a.layout is torch.strided]
         name = next((self._names[key] for key in given if key in self._names), None)
-        if name is not None and op in _COPIES:
+        if name is not None and record_of(op) is same:
             self.note(name, out)
-        return name if op in _PRODUCTS else None
+        return name if is_product(op) else None
 
 
 class Routed(TorchDispatchMode):
@@ -72,7 +72,7 @@ class Routed(TorchDispatchMode):
         if scored is None:
             return out
         name, experts = scored
-        if func is aten.topk.default and args[0].shape[-1] == experts:
+        if record_of(func) is topk and args[0].shape[-1] == experts:
             self._chose(Router(name, experts, args[1]), out[1])
             return out
         for tensor in tensors_in(out):

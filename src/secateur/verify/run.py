@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from secateur.compat import OpOverload, TorchDispatchMode, draws, schema, shared, storage_id, tree_map, without_modes
 from secateur.ops.record import part
-from secateur.state.chances import same_chances
+from secateur.state.chances import same_chances, seed
 from secateur.state.held import Place
 from secateur.state.patches import SLOW_ATTENTION, patched
 from secateur.state.twin import run_apart
@@ -59,6 +59,10 @@ def _high(item: Any) -> Any:
         return torch.complex128 if item.is_complex else torch.float64 if item.is_floating_point else item
     lower = isinstance(item, Tensor) and item.dtype != _high(item.dtype)
     return item.to(_high(item.dtype)) if lower else item
+
+
+def _all_high(item: Any) -> Any:
+    return tree_map(_high, item) if isinstance(item, tuple | list | dict) else _high(item)
 
 
 def _written(op: Any, args: Any, kwargs: Any) -> list[Any]:
@@ -158,7 +162,7 @@ class _Precise(TorchDispatchMode):
             self._within(model),
             late,
         ):
-            torch.manual_seed(0)
+            seed(0)
             return list(tensors_in(handed_out(model, model(*args, **kwargs))))
 
     def change(self, value: Any, place: Place, kind: str) -> Any:
@@ -187,9 +191,9 @@ class _Precise(TorchDispatchMode):
         if self._dtype != torch.float64 or not isinstance(func, OpOverload):
             return self._run(func, args, kwargs)
         own = shared(func)
-        args = tuple(a if i in own else tree_map(_high, a) for i, a in enumerate(args))
-        out = self._run(func, args, {k: a if k in own else tree_map(_high, a) for k, a in kwargs.items()})
-        return out if own else tree_map(_high, out)
+        args = tuple(a if i in own else _all_high(a) for i, a in enumerate(args))
+        out = self._run(func, args, {k: a if k in own else _all_high(a) for k, a in kwargs.items()})
+        return out if own else _all_high(out)
 
     def _run(self, func: Any, args: Any, kwargs: Any) -> Any:
         """What an op makes; numbers that it draws are the same in a model of another width."""
@@ -202,9 +206,9 @@ class _Precise(TorchDispatchMode):
         return drawn(func, args, kwargs, self._draws)
 
 
-def drawn(op: Any, args: Any, kwargs: Any, seed: int) -> Any:
+def drawn(op: Any, args: Any, kwargs: Any, number: int) -> Any:
     """What an op draws, in the same way at any size: once for all positions, or as expected."""
-    torch.manual_seed(seed)
+    seed(number)
     kwargs = {name: None if name == "generator" else item for name, item in kwargs.items()}
     settled = part(op, "settled")
     return op(*args, **kwargs) if settled is None else settled(op, *args, **kwargs)

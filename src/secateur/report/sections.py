@@ -1,4 +1,4 @@
-"""A model's modules, grouped into blocks that are few enough to read."""
+"""A model's modules, grouped into sections that are few enough to read."""
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -20,10 +20,10 @@ class Section:
     modules: tuple[str, ...]
 
 
-def blocks(modules: Sequence[str], limit: int = 12) -> tuple[Section, ...]:
+def sections(modules: Sequence[str], limit: int = 12) -> tuple[Section, ...]:
     """The largest subtrees of at most `limit` modules, in order; single modules side by side are joined.
 
-    >>> [block.title for block in blocks(["stem", "norm", "body.0.a", "body.0.b", "body.1.a", "head"], limit=2)]
+    >>> [section.title for section in sections(["stem", "norm", "body.0.a", "body.0.b", "body.1.a", "head"], limit=2)]
     ['stem … norm', 'body.0', 'body.1.a', 'head']
     """
     under = Counter(prefix for module in modules for prefix in _prefixes(module))
@@ -59,7 +59,7 @@ def _joined(run: list[str]) -> Section:
 
 
 def profile(layers: Sequence[LayerCost], most: int = 36) -> tuple[LayerCost, ...]:
-    """The costs of layers, summed over the smallest blocks of which there are at most `most`.
+    """The costs of layers, summed over the smallest sections of which there are at most `most`.
 
     >>> layers = [LayerCost(f"body.{i}.{part}", 10, 5) for i in range(3) for part in "ab"]
     >>> [(layer.module, layer.before) for layer in profile(layers, most=4)]
@@ -67,10 +67,10 @@ def profile(layers: Sequence[LayerCost], most: int = 36) -> tuple[LayerCost, ...
     """
     of_module = {layer.module: layer for layer in layers}
     limit = 1
-    while len(found := blocks(list(of_module), limit)) > most:
+    while len(found := sections(list(of_module), limit)) > most:
         limit *= 2
     made = []
-    for block in found:
-        held = [of_module[module] for module in block.modules]
-        made.append(LayerCost(block.title, sum(layer.before for layer in held), sum(layer.after for layer in held)))
+    for section in found:
+        held = [of_module[module] for module in section.modules]
+        made.append(LayerCost(section.title, sum(layer.before for layer in held), sum(layer.after for layer in held)))
     return tuple(made)
