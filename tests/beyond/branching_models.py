@@ -206,6 +206,39 @@ class LastLayers(nn.Module):
         return self.head(self.norm(h))
 
 
+class MoreLayers(nn.Module):
+    """As many layers as it is told; with one, what feeds the second is not what feeds the first."""
+
+    def __init__(self, d: int = 10, depth: int = 3) -> None:
+        super().__init__()
+        self.into, self.layers = nn.Linear(3, d), nn.ModuleList(nn.Linear(d, d) for _ in range(depth))
+        self.head, self.depth = nn.Linear(d, 2), 1
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.into(x)
+        for layer in self.layers[: self.depth]:
+            h = torch.relu(layer(h))
+        return self.head(h)
+
+
+class Switched(nn.Module):
+    """A layer that comes behind another of its kind, once it is switched on."""
+
+    def __init__(self, d: int = 10) -> None:
+        super().__init__()
+        self.a, self.b, self.extra, self.out = nn.Linear(3, d), nn.Linear(d, d), nn.Linear(d, d), nn.Linear(d, 2)
+        self.on = False
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = torch.relu(self.b(torch.relu(self.a(x))))
+        return self.out(h + torch.relu(self.extra(h)) if self.on else h)
+
+
+def switched(model: nn.Module, x: Tensor) -> Tensor:
+    model.on = True
+    return model(x)
+
+
 def deeper(model: nn.Module, x: Tensor) -> Tensor:
     model.depth = 3
     return model(x)
@@ -242,5 +275,7 @@ CASES = (
             {"x": floats(1, 4), "more": [floats(1, 2), floats(1, 2, seed=1)]},
         ],
     ),
+    Case("more layers than the example runs", MoreLayers, lambda: [floats(2, 3), Do(deeper, floats(3, 3))]),
+    Case("a layer switched on later", Switched, lambda: [floats(2, 3), Do(switched, floats(3, 3))]),
     Case("layers not run on the example", LastLayers, lambda: [floats(2, 3), Do(deeper, floats(3, 3))]),
 )

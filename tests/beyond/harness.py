@@ -11,12 +11,14 @@ import contextlib
 import copy
 import dataclasses
 import pickle
+import random
 import tempfile
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -108,8 +110,10 @@ class SameNoise(TorchDispatchMode):
 
 
 def call(model: nn.Module, item: Any) -> list[Tensor]:
-    """Every tensor that comes out."""
+    """Every tensor that comes out; what is drawn is the same each time."""
     torch.default_generator.manual_seed(0)
+    random.seed(0)
+    np.random.seed(0)
     if isinstance(item, Do):
         return list(tensors_of(item.run(model, *item.args)))
     if isinstance(item, Mapping):

@@ -73,6 +73,7 @@ class Capture:
     flows: dict[str, list[Layout]] = field(default_factory=dict)  # what goes into modules and comes out of them
     numbers: Numbers | None = None  # what a single call did, and gave torch functions besides tensors and sizes
     joined: list[tuple[str, tuple[Layout, ...]]] = field(default_factory=list)  # tensors' dimensions in other runs
+    placed: set[str] = field(default_factory=set)  # modules that ran in the place of others only
     turned: set[str] = field(default_factory=set)  # lines where data was made to decide the other way
     outputs: list[list[tuple[int, ...]]] = field(default_factory=list)  # shapes of what each call put out
 

@@ -2,7 +2,8 @@
 
 A layer that did not run is fed by something that flows where it lives: into or out of the module that holds it, or of
 those beside it. Where only one axis that flows there has the size that it takes, that is the one, and the layer is cut
-along with it; where it cannot be told, all that fit stay whole.
+along with it; where it cannot be told, all that fit stay whole. One that is like another beside it goes with that, but
+need not come at its place: then all that it could be fed by, or be added to, are cut along as one.
 """
 
 from collections.abc import Mapping
@@ -44,14 +45,18 @@ def _form(module: nn.Module) -> object:
 def protect(model: nn.Module, capture: Capture) -> None:
     """Settle the dimensions of every parameter that no run has used, and of what may feed it."""
     modules = dict(model.named_modules())
+    for name in sorted(capture.placed):
+        _whichever(capture.flows[name], _flowing(name.rpartition(".")[0], modules, capture))
     idle = idle_modules(model, capture)
     unused = {n: v for n, v in capture.values.items() if not v.used and capture.kinds[n] == "parameter"}
     for name in idle:
         inside = {n: v for n, v in unused.items() if n.startswith(f"{name}." if name else "")}
         like = next((other for other in alike_beside(model, name) if other not in idle), None)
+        flowing = _flowing(name.rpartition(".")[0], modules, capture)
         if like is not None and _settled_like(name, like, inside, capture):
+            _whichever(capture.flows[like], flowing)
             continue
-        _settle(name, inside, _flowing(name.rpartition(".")[0], modules, capture), modules[name])
+        _settle(name, inside, flowing, modules[name])
     for name, value in unused.items():
         if not any(name.startswith(f"{outer}.") for outer in idle):
             _settle(name, {name: value}, _flowing(name.rpartition(".")[0], modules, capture), None)
@@ -101,6 +106,14 @@ def _flowing(owner: str, modules: Mapping[str, nn.Module], capture: Capture) -> 
     beside = (f"{owner}.{key}" if owner else key for key, _ in modules[owner].named_children())
     flows = [layout for name in (owner, *beside) for layout in capture.flows.get(name, ())]
     return [layout for layout in map(resolve, flows) if not constant(layout)]
+
+
+def _whichever(layouts: list[Layout], flowing: list[Layout]) -> None:
+    """Make one of what goes through a module and all else of the same size that flows around it."""
+    for layout in map(resolve, layouts):
+        for other in flowing:
+            if not constant(resolve(layout)) and other.size == layout.size:
+                unify(layout, other)
 
 
 def _settle(name: str, values: Mapping[str, Value], flowing: list[Layout], module: nn.Module | None) -> None:

@@ -81,6 +81,7 @@ class Variants:
             swapped = list(_swaps(self._model, self._capture, idle))
             if not swapped or not self._joined([ModelCall(example)], swapped):
                 break
+            self._capture.placed |= {name for name, _ in swapped}
 
     def _decisions(self, example: Any) -> None:
         """What data decides is decided the other way: each alone, and all together."""
