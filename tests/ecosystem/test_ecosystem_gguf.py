@@ -95,7 +95,8 @@ def opened(tmp_path: Path) -> Iterator[Callable[..., Any]]:
 
     def opens(model: Any, **options: Any) -> Any:
         export(model, tmp_path / "small.gguf", **options)
-        options = {"n_ctx": 64, "n_threads": 1, "n_threads_batch": 1, "logits_all": True, "verbose": False}
+        exact = {"type_k": llama_cpp.GGML_TYPE_F32, "type_v": llama_cpp.GGML_TYPE_F32}  # by default keys are rounded
+        options = {"n_ctx": 64, "n_threads": 1, "n_threads_batch": 1, "logits_all": True, "verbose": False, **exact}
         made.append(llama_cpp.Llama(str(tmp_path / "small.gguf"), **options))
         return made[-1]
 

@@ -35,7 +35,9 @@ class Opener:
         assert self._process.stdout is not None
         self._process.stdin.write(f"{library} {name} {folder}\n")
         self._process.stdin.flush()
-        return self._process.stdout.readline().strip()
+        while (told := self._process.stdout.readline()) and not told.startswith(f"{folder} "):
+            pass  # the answer to a question that somebody gave up waiting for
+        return told.removeprefix(f"{folder} ").strip()
 
     def close(self) -> None:
         self._process.communicate()

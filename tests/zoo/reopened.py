@@ -1,7 +1,7 @@
 """Run as a program: opens folders with the model's own library, as one who has never heard of Secateur does.
 
 Each line of the input is a library, a class (or timm's name of a model) and a folder with `example.pt` and `output.pt`,
-and for timm `fields.pt`, the arguments, and `weights.pt`. Each line that is put out says whether
+and for timm `fields.pt`, the arguments, and `weights.pt`. Each line that is put out is the folder and whether
 the model puts out the same, bit for bit: "same"; "aligned", if only after its weights are at addresses such as torch's
 own allocations have (in a file they lie anywhere, and products of matrices may be rounded by that); or what is wrong.
 """
@@ -99,7 +99,7 @@ def main() -> None:
         except Exception as error:  # which is the answer
             answer = f"{type(error).__name__}: {error}".replace("\n", " ")
         assert "secateur" not in sys.modules
-        print(answer, flush=True)
+        print(folder, answer, flush=True)
 
 
 if __name__ == "__main__":

@@ -21,16 +21,22 @@ REFUSED = {  # with what the refusal must name
     "transformers whisper": "d_model",  # the same
     "transformers clip": "cannot be reached",  # the same
     "transformers efficientnet": "no counts were found",  # which does not say that there are none
-    "timm regnetx_002": "cfg.bottle_ratio",  # NumPy computes the widths
+    "timm coat_tiny": "parallel_blocks",  # one layer under several names
+    "timm regnetx_002": "cfg.bottle_ratio",  # tensors compute the widths
 }
 OPEN = [  # of timm, by what its arguments can say
+    "beit_base_patch16_224",
+    "cait_xxs24_224",
+    "convit_tiny",
     "convmixer_768_32",
+    "cpubone_nano",
     "deit_tiny_patch16_224",
     "densenet121",
     "efficientvit_b0",
     "fasternet_t0",
     "ghostnet_050",
     "gmlp_ti16_224",
+    "halonet_h1",
     "levit_128s",
     "mobilenetv3_small_050",
     "pit_ti_224",
