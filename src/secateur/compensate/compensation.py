@@ -18,11 +18,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from secateur.calibrate import Parameters, Runs, calibrating, call
+from secateur.calibrate import Parameters, Runs, calibrating
 from secateur.calibrate.data import Some, taken
 from secateur.calibrate.structure import Structure, structure
 from secateur.compat import Convolution, TransposedConvolution
-from secateur.compensate.blocks import fit_blocks
 from secateur.compensate.moments import held_back
 from secateur.compensate.pairs import Pairs
 from secateur.compensate.recipes import Compensation, Outcome
@@ -76,9 +75,6 @@ def _carried_out(
         refit, error = _refitted(recipe, whole, cut, plan, batches, stops, names)
         notes = tuple(refit.notes(plan))
         if not recipe.guarded or error <= plain * (1 + 1e-6) + 1e-9:
-            if recipe.rounds:
-                error, note = _blockwise(recipe, whole, cut, batches, error)
-                notes = (*notes, note)
             return Outcome(refit.layers, plain, error, notes, held=held)
         undo()
     note = f"the output would be further off than without ({plain:.4g} → {error:.4g}), so all was taken back"
@@ -106,22 +102,6 @@ def _refitted(
         for names in progress(made.stages(stops, norms), type(recipe).__name__):
             refit.stage(names, made)
         return refit, _relative([_difference(*made.results(n)) for n in _judges(len(batches))])
-
-
-def _blockwise(
-    recipe: Compensation, whole: nn.Module, cut: nn.Module, batches: Sequence[Any], before: float
-) -> tuple[float, str]:
-    """Fit the layers of each block together; how far the output is off then, and what came of it, in words."""
-    with calibrating(whole, cut):
-        kept = [(parameter, parameter.detach().clone()) for parameter in cut.parameters()]
-        better, blocks = fit_blocks(whole, cut, batches, held_back(len(batches)), recipe.rounds)
-        judged = ((call(whole, batches[n]), call(cut, batches[n])) for n in _judges(len(batches)))
-        error = _relative([_difference(*outputs) for outputs in judged])
-        if error < before:
-            return error, f"{better} of {blocks} blocks fitted as a whole: output {before:.4g} → {error:.4g}"
-        for parameter, value in kept:
-            parameter.data.copy_(value)
-    return before, f"{blocks} blocks fitted as a whole would not be better ({error:.4g}), so they stay as they are"
 
 
 def _judges(batches: int) -> Sequence[int]:
