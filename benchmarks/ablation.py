@@ -1,13 +1,13 @@
-"""What more data, rotations, rank, depth and rounds bring to `sec.compress`, each alone: no labels, one seed.
+"""What more data, rotations, rank and depth bring to `sec.compress`, each alone: no labels, one seed.
 
     python benchmarks/ablation.py minilm --factor 1.25 --batches 8
-    python benchmarks/ablation.py resnet56 --ways rotated rounds depth --tests 80
+    python benchmarks/ablation.py resnet56 --ways rotated depth --tests 80
     python benchmarks/ablation.py smollm2 --factor 1.25 --batches 24 --tests 80
     python benchmarks/ablation.py smollm2 --predicted --batches 3
 
 A task of benchmarks/accuracy is cut with the same data in several ways: without the rotation of axes that only linear
 maps touch, with it (as `compress` does by itself), and with one thing more each: layers as products of two where that
-pays (those that `--layers` names), as many blocks gone as do best, `--rounds` in which blocks are fitted as a whole.
+pays (those that `--layers` names), as many blocks gone as do best.
 `--tests` are batches of the test data. SmolLM2's batches are two windows of 512 tokens, the first of the training text,
 and its `--tests` windows of the test text. With `--predicted` nothing is cut: what `Reconstruction` expects the output
 to lose when an eighth, a quarter and a half of each free axis go, summed over all of them, in its own basis and in the
@@ -37,7 +37,7 @@ from secateur.importance.weights import Weights
 from secateur.pipeline.bases import Bases
 
 RESULTS = Path(__file__).parent / "results" / "ablation.json"
-WAYS = ("plain", "rotated", "rank", "depth", "rounds")
+WAYS = ("plain", "rotated", "rank", "depth")
 SHARES = (1 / 8, 1 / 4, 1 / 2)
 
 
@@ -57,7 +57,6 @@ def cut(task: Task, way: str, given: argparse.Namespace) -> dict[str, Any]:
         "plain": {"importance": sec.Reconstruction(batches[:16])},  # as `compress` ranks, without rotating
         "rank": {"rank": given.layers},
         "depth": {"blocks": "auto"},
-        "rounds": {"rounds": given.rounds},
     }
     start = time.process_time()
     target = task.budget(given.factor)
@@ -99,7 +98,6 @@ def main() -> None:
     parser.add_argument("--batches", type=int, default=8)
     parser.add_argument("--tests", type=int, default=8)
     parser.add_argument("--layers", nargs="+", default=["*"])
-    parser.add_argument("--rounds", type=int, default=8)
     parser.add_argument("--ways", nargs="+", choices=WAYS, default=WAYS[:2])
     parser.add_argument("--predicted", action="store_true")
     given = parser.parse_args()

@@ -18,11 +18,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from secateur.calibrate import Parameters, Runs, calibrating, call
-from secateur.calibrate.data import Some, dealt, is_dealt, own, taken
+from secateur.calibrate import Parameters, Runs, calibrating
+from secateur.calibrate.data import Some, dealt, is_dealt, own
 from secateur.calibrate.structure import Structure, structure
 from secateur.compat import Convolution, TransposedConvolution
-from secateur.compensate.blocks import fit_blocks
 from secateur.compensate.moments import held_back
 from secateur.compensate.pairs import Pairs
 from secateur.compensate.recipes import Compensation, Outcome
@@ -46,8 +45,7 @@ def carry_out(recipe: Compensation, whole: nn.Module, cut: nn.Module, plan: Plan
     """Compensate a cut model, in place; `whole` is the model as it was. All or nothing."""
     what = type(recipe).__name__
     origin = dict(named_tensors(whole))
-    read = taken if recipe.rounds else dealt  # steps along a gradient are made by each rank with the data of all
-    with read(recipe.batches, what) as batches, transaction(cut) as made:
+    with dealt(recipe.batches, what) as batches, transaction(cut) as made:
         for name, tensor in named_tensors(cut):  # every value can be had again from the full-size model
             made.keep(tensor, again=partial(select, origin[name], plan.kept.get(name, {})))
         try:
@@ -78,9 +76,6 @@ def _carried_out(
         refit, error = _refitted(recipe, whole, cut, plan, batches, stops, names)
         notes = tuple(refit.notes(plan))
         if not recipe.guarded or error <= plain * (1 + 1e-6) + 1e-9:
-            if recipe.rounds:
-                error, note = _blockwise(recipe, whole, cut, batches, error)
-                notes = (*notes, note)
             return Outcome(refit.layers, plain, error, notes, held=held)
         undo()
     note = f"the output would be further off than without ({plain:.4g} → {error:.4g}), so all was taken back"
@@ -108,22 +103,6 @@ def _refitted(
             refit.stage(names, made)
         judges = _mine(_judges(len(batches)), batches)
         return refit, _relative([_difference(*made.results(n)) for n in judges], batches)
-
-
-def _blockwise(
-    recipe: Compensation, whole: nn.Module, cut: nn.Module, batches: Sequence[Any], before: float
-) -> tuple[float, str]:
-    """Fit the layers of each block together; how far the output is off then, and what came of it, in words."""
-    with calibrating(whole, cut):
-        kept = [(parameter, parameter.detach().clone()) for parameter in cut.parameters()]
-        better, blocks = fit_blocks(whole, cut, batches, held_back(len(batches)), recipe.rounds)
-        judged = ((call(whole, batches[n]), call(cut, batches[n])) for n in _judges(len(batches)))
-        error = _relative([_difference(*outputs) for outputs in judged], batches)
-        if error < before:
-            return error, f"{better} of {blocks} blocks fitted as a whole: output {before:.4g} → {error:.4g}"
-        for parameter, value in kept:
-            parameter.data.copy_(value)
-    return before, f"{blocks} blocks fitted as a whole would not be better ({error:.4g}), so they stay as they are"
 
 
 def _judges(batches: int) -> Sequence[int]:

@@ -20,15 +20,11 @@ class Compensation:
     ridge: float = 1e-3
     bias: bool = False
     statistics: bool = True
-    rounds: int = 0
 
     def __post_init__(self) -> None:
         ridge: object = self.ridge
         if isinstance(ridge, bool) or not isinstance(ridge, int | float) or not 0 < ridge < float("inf"):
             raise CalibrationError(f"ridge is a positive number, not {ridge!r}")
-        rounds: object = self.rounds
-        if isinstance(rounds, bool) or not isinstance(rounds, int) or rounds < 0:
-            raise CalibrationError(f"rounds is how often to go over the batches once more, from 0 on, not {rounds!r}")
 
 
 @dataclass(frozen=True, eq=False)
@@ -54,10 +50,6 @@ class LeastSquares(Compensation):
     where positions that it reads are gone and no batch norm follows. Batch norms that do not follow a refitted layer
     get the mean and variance of the batches (`statistics=False`: they stay).
 
-    With `rounds`, all layers of each block (an entry of a list of modules) are then fitted together to what the block
-    put out, by gradient steps, one for each batch in each round: no labels and nothing beyond the block, but otherwise
-    as in training, and as slow.
-
     `batches` are any iterable of examples, also a generator; of an endless one give a part, `sec.Data(batches,
     samples=8192)`. Batches go from layer to layer in turn, so ten times the data take ten times the time, but no more
     memory: that of one batch and of the second moments of one layer's inputs. What is kept of each batch in between
@@ -72,7 +64,6 @@ class LeastSquares(Compensation):
     ridge: float = 1e-3
     bias: bool = False
     statistics: bool = True
-    rounds: int = 0
     weights: ClassVar[bool] = True
     shifts: ClassVar[bool] = True
 

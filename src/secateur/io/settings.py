@@ -30,7 +30,7 @@ class Settings:
         >>> Settings.of(nn.Linear(2, 2).requires_grad_(False)).frozen
         ('weight', 'bias')
         """
-        config = getattr(model, "generation_config", None)
+        config: Any = getattr(model, "generation_config", None)
         told = json.loads(config.to_json_string()) if hasattr(config, "to_json_string") else None
         return Settings(frozen_in(model), told)
 

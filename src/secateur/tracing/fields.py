@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Mapping
+from functools import partial
 from typing import Any
 
 from torch import nn
@@ -78,8 +79,12 @@ def fitted(maker: Maker, model: nn.Module) -> Maker:
             return first
         if not new:
             return first
-        maker = Maker(maker.function, maker.changed(lambda place, value, new=new: new.get(place, value)))
+        maker = Maker(maker.function, maker.changed(partial(_instead, new)))
     return first
+
+
+def _instead(new: Values, place: Place, value: Any) -> Any:
+    return new.get(place, value)
 
 
 _ROUNDS = 4
@@ -105,7 +110,7 @@ def _sites(made: Constructed, model: nn.Module, shapes: Mapping[str, tuple[int, 
 
 def _counted(maker: Maker, mine: Mapping[str, Any], theirs: Mapping[str, Any]) -> Values:
     """Fields that say how often something is there, where that is not as often as it should be."""
-    odd = len(mine.keys() ^ theirs.keys())
+    odd: float = len(mine.keys() ^ theirs.keys())
     found: Values = {}
     for place, value in maker.fields().items():
         if odd and type(value) is int and 0 < value < _FEW:
