@@ -97,7 +97,7 @@ def test_every_public_name_is_in_the_reference() -> None:
     assert {path.rpartition(".")[2] for path in documented} >= set(sec.__all__)
     # A bare name that is a module too would put the module there.
     rooms = {module.name for module in pkgutil.iter_modules(sec.__path__)}
-    assert set(documented) & rooms <= {"prune", "ao", "schedule", "training", "report", "sweep", "onnx"}
+    assert set(documented) & rooms <= {"prune", "ao", "schedule", "training", "report", "sweep", "onnx", "gguf"}
 
 
 def test_one_screen() -> None:
