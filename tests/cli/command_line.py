@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
+import tempfile
+import traceback
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -124,6 +128,46 @@ def process(*argv: object, folder: Path, **environment: str) -> Ended:
     """The installed command, as a process of its own."""
     done = subprocess.run([SCRIPT, *map(str, argv)], cwd=folder, env=env(**environment), capture_output=True, text=True)
     return Ended(done.returncode, done.stdout, done.stderr)
+
+
+class Forked:
+    """The command in a fork of this process, which has imported everything already: the rest is as in a new one."""
+
+    def __init__(self, *argv: str, folder: Path, prepare: Callable[[], object] = lambda: None) -> None:
+        self._out, self._err = tempfile.TemporaryFile(), tempfile.TemporaryFile()  # noqa: SIM115
+        self.pid = os.fork()
+        if self.pid == 0:
+            os.dup2(self._out.fileno(), 1)
+            os.dup2(self._err.fileno(), 2)
+            become(argv, folder, prepare)
+
+    def ended(self) -> Ended:
+        """How it ended."""
+        code = os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
+        said = []
+        for file in (self._out, self._err):
+            file.seek(0)
+            said.append(file.read().decode())
+            file.close()
+        return Ended(code, *said)
+
+
+def become(argv: tuple[str, ...], folder: Path, prepare: Callable[[], object] = lambda: None, **more: str) -> None:
+    """Be the command from here on, in a fork whose descriptors 1 and 2 lead where its output goes."""
+    code = 1
+    try:
+        os.chdir(folder)
+        os.environ.update(env(**more))
+        sys.stdout, sys.stderr = open(1, "w", closefd=False), open(2, "w", closefd=False)  # noqa: SIM115
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        prepare()
+        code = main(argv)
+        sys.stdout.flush()  # as Python does at the end
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        sys.stderr.flush()
+        os._exit(code)
 
 
 def env(**more: str) -> dict[str, str]:

@@ -1,4 +1,4 @@
-"""The installed command as people and scripts run it: pipes, terminals, signals, limits."""
+"""The command as people and scripts run it: installed, with pipes, terminals, signals, limits."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import time
 from pathlib import Path
 
 import pytest
-from command_line import NET, SCRIPT, Ended, env, process
+from command_line import NET, SCRIPT, Forked, become, env, process
 
 
 @pytest.fixture
@@ -51,31 +51,22 @@ def slow_to_save(folder: Path) -> list[str]:
     return ["prune", "slow.py:pair", "--ratio", "0.5", "--out", "out", "--report"]
 
 
-def heed_interrupts() -> None:
-    """As from a terminal: a job in the background of a script inherits that they are ignored."""
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
-
-
 def test_interrupted_in_the_middle_of_writing(folder: Path) -> None:
     """By Ctrl-C, and by whoever stops a job."""
     running = {}
     for number in (signal.SIGINT, signal.SIGTERM):
         place = folder / number.name
         place.mkdir()
-        pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-        running[number, place] = subprocess.Popen(
-            [SCRIPT, *slow_to_save(place)], cwd=place, env=env(), preexec_fn=heed_interrupts, **pipes
-        )
+        running[number, place] = Forked(*slow_to_save(place), folder=place)
     for (number, place), command in running.items():
         deadline = time.monotonic() + 100
-        while not (place / "begun").exists() and command.poll() is None and time.monotonic() < deadline:
-            time.sleep(0.05)
-        assert (place / "begun").exists()
+        while not (place / "begun").exists() and time.monotonic() < deadline:
+            time.sleep(0.02)
         assert len(list((place / "out").rglob("*.safetensors"))) == 1
-        command.send_signal(number)
-        out, err = command.communicate(timeout=60)
-        assert Ended(command.returncode, out, err).error == "interrupted; nothing is half-written"
-        assert command.returncode == 130
+        os.kill(command.pid, number)
+        ended = command.ended()
+        assert ended.error == "interrupted; nothing is half-written"
+        assert ended.code == 130
         assert not (place / "out").exists()
 
 
@@ -85,16 +76,11 @@ def test_a_disk_that_takes_only_so_much(folder: Path) -> None:
         "import torch\nfrom torch import nn\n"
         "wide = lambda: (nn.Sequential(nn.Linear(64, 4096), nn.Linear(4096, 64)), torch.ones(1, 64))\n"
     )
-    done = subprocess.run(
-        [SCRIPT, "prune", "wide.py:wide", "--ratio", "0.5", "--out", "out"],
-        cwd=folder,
-        env=env(),
-        capture_output=True,
-        text=True,
-        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000)),
-    )
-    assert done.returncode == 5
-    assert Ended(done.returncode, done.stdout, done.stderr).error.startswith("out: File too large; ")
+    argv = "prune", "wide.py:wide", "--ratio", "0.5", "--out", "out"
+    limit = 100_000, 100_000
+    ended = Forked(*argv, folder=folder, prepare=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, limit)).ended()
+    assert ended.code == 5
+    assert ended.error.startswith("out: File too large; ")
     assert not (folder / "out").exists()
 
 
@@ -122,8 +108,7 @@ def terminal(folder: Path, *argv: str) -> tuple[int, str]:
     """Run in a terminal; the exit code and everything that appeared in it."""
     child, master = pty.fork()
     if child == 0:
-        os.chdir(folder)
-        os.execve(SCRIPT, [str(SCRIPT), *argv], env(TERM="xterm-256color", COLUMNS="100"))
+        become(argv, folder, TERM="xterm-256color", COLUMNS="100")
     seen = b""
     try:
         while chunk := os.read(master, 4096):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shutil
 from pathlib import Path
 
 import pytest
@@ -16,9 +17,10 @@ from secateur.cli.exits import Exit
 WORDS = [f"w{n}" for n in range(40)]
 
 
-@pytest.fixture
-def folder(tmp_path: Path) -> Path:
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A Llama that has learnt that each word follows another, with its tokenizer."""
+    tmp_path = tmp_path_factory.mktemp("model")
     torch.manual_seed(0)
     sizes = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 1, "num_attention_heads": 4}
     config = transformers.LlamaConfig(vocab_size=41, num_key_value_heads=2, max_position_embeddings=32, **sizes)
@@ -35,6 +37,12 @@ def folder(tmp_path: Path) -> Path:
     words.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
     transformers.PreTrainedTokenizerFast(tokenizer_object=words, unk_token="?").save_pretrained(tmp_path / "tiny")
     return tmp_path / "tiny"
+
+
+@pytest.fixture
+def folder(trained: Path, tmp_path: Path) -> Path:
+    """A copy of it to change."""
+    return Path(shutil.copytree(trained, tmp_path / "tiny"))
 
 
 def corpus(words: int) -> Path:

@@ -45,7 +45,6 @@ def test_close_to_the_best_of_all_choices() -> None:
     assert sum(shares) / len(shares) > 0.998
 
 
-@pytest.mark.parametrize("fraction", [0.75, 0.5, 0.25])
 @pytest.mark.parametrize(
     "name",
     [
@@ -55,11 +54,12 @@ def test_close_to_the_best_of_all_choices() -> None:
         pytest.param("densenet121", marks=pytest.mark.slow),
     ],
 )
-def test_within_one_per_cent_on_real_models(name: str, fraction: float) -> None:
-    graph = sec.trace(timm.create_model(name), torch.zeros(1, 3, 224, 224))
-    for target, change in ((sec.Macs(fraction), "macs"), (sec.Params(fraction), "params")):
-        made = getattr(sec.plan(graph, target), change)
-        assert 0.99 * fraction <= made.after / made.before <= fraction, (target, made)
+def test_within_one_per_cent_on_real_models(name: str) -> None:
+    graph = sec.trace(timm.create_model(name), torch.zeros(1, 3, 224, 224), variants=False)
+    for fraction in (0.75, 0.5, 0.25):
+        for target, change in ((sec.Macs(fraction), "macs"), (sec.Params(fraction), "params")):
+            made = getattr(sec.plan(graph, target), change)
+            assert 0.99 * fraction <= made.after / made.before <= fraction, (target, made)
 
 
 def test_several_budgets_hold_at_once() -> None:

@@ -76,6 +76,19 @@ STATEFUL: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
 }
 
 
+def begins_anew(make: Callable[[Any], torch.optim.Optimizer]) -> bool:
+    """Whether an optimizer goes on without its state: Adagrad's is there from the start, torch 2.8 makes no other."""
+    parameter = nn.Parameter(torch.ones(2))
+    parameter.grad = torch.ones(2)
+    optimizer = make([parameter])
+    optimizer.state.clear()
+    try:
+        optimizer.step()
+    except KeyError:
+        return False
+    return True
+
+
 @pytest.mark.parametrize("ratio", [0.5, 0.99], ids=["half", "to one position, which broadcasts"])
 @pytest.mark.parametrize("name", STATEFUL)
 def test_state_of_the_old_shape_is_refused_until_it_is_gone(name: str, ratio: float) -> None:
@@ -89,7 +102,8 @@ def test_state_of_the_old_shape_is_refused_until_it_is_gone(name: str, ratio: fl
             step(net.eval(), optimizer)
     assert all(torch.equal(value, before[key]) for key, value in net.state_dict().items())
     optimizer.state.clear()
-    step(net.train(), optimizer)
+    if begins_anew(STATEFUL[name]):
+        step(net.train(), optimizer)
 
 
 def test_an_optimizer_that_was_passed_goes_on() -> None:

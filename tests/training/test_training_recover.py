@@ -11,7 +11,9 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import secateur as sec
+from secateur.training.checkpoint import RecoveryCheckpoint
 from secateur.training.holdout import TrainingData
+from secateur.training.kept import keep
 
 
 def small_net(seed=0):
@@ -225,11 +227,16 @@ def test_a_checkpoint_of_something_else_is_refused(tmp_path):
     with pytest.raises(sec.FileError, match="not that of this model and seed"):
         sec.recover(model, teacher, images(), steps=30, checkpoint=path, seed=1)
     save_file(load_file(path), path)
-    with pytest.raises(sec.FileError, match="not that of this model"):
+    with pytest.raises(sec.FileError, match="something else; give another file"):
         sec.recover(model, teacher, images(), steps=30, checkpoint=path)
     path.write_bytes(b"nonsense")
     with pytest.raises(sec.FileError, match=r"a\.safetensors"):
         sec.recover(model, teacher, images(), steps=30, checkpoint=path)
+    task = RecoveryCheckpoint.of(path, model, 0).task
+    for wrong in ({}, {"rounds": 3}, {"rounds": [], "rate": "x", "length": 1, "idle": 0, "taken": 0, "values": {}}):
+        keep(path, "secateur_recover", {"task": task, **wrong})
+        with pytest.raises(sec.FileError, match=r"it is damaged: .*give another file"):
+            sec.recover(model, teacher, images(), steps=30, checkpoint=path)
     assert same(before, state(model))
 
 

@@ -38,7 +38,8 @@ def is_sharded(model: nn.Module) -> bool:
     spread, added = dtensor(), fsdp_module()
     if added is not None and any(isinstance(module, added) for module in model.modules()):
         return True  # its tensors may be whole just now, between a forward and a backward
-    return spread is not None and any(isinstance(tensor, spread) for tensor in (*model.parameters(), *model.buffers()))
+    registries = (held for module in model.modules() for held in (module._parameters, module._buffers))
+    return spread is not None and any(isinstance(tensor, spread) for held in registries for tensor in held.values())
 
 
 def plain_kind(kind: type[nn.Module]) -> type[nn.Module]:

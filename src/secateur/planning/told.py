@@ -46,10 +46,14 @@ def told_sizes(graph: Graph, after: Mapping[str, Sequence[int]], known: Collecti
 def _widths(model: nn.Module) -> Iterator[Place]:
     """Attributes with the name of a width; those of torch's own modules are kept true elsewhere."""
     for owner, module in model.named_modules():
-        if type(module).__module__.partition(".")[0] != "torch":
+        if not _is_torchs(module):
             for name, value in module.__dict__.items():
                 if is_number(value) and value > 1 and _WIDTH.fullmatch(name.strip("_").lower()):
                     yield Place(owner, (name,))
+
+
+def _is_torchs(module: nn.Module) -> bool:
+    return type(module).__module__.partition(".")[0] == "torch"
 
 
 def _below(tensors: Iterable[str]) -> dict[str, list[str]]:
@@ -81,11 +85,13 @@ def _layout(graph: Graph, site: Site) -> Any:
 def kept_twice(model: nn.Module, written: Sequence[Written]) -> Iterator[Written]:
     """Numbers that a module keeps twice: what its code reads (`_sizes`), and a record of the same name (`sizes`).
 
-    Some modules rebuild the first from the second when they are copied.
+    Some modules rebuild the first from the second when they are copied; torch's own have no such names.
     """
+    owners = {owner for owner in {place.owner for place, *_ in written} if _may_repeat(model.get_submodule(owner))}
+    if not owners:
+        return
     known = {place for place, *_ in written}
     new = {(place.owner, _label(model, place), was): value for place, was, value in written}
-    owners = {place.owner for place, *_ in written}
     held: dict[Place, int] = {}
 
     def look(value: Any, place: Place) -> Any:
@@ -98,6 +104,10 @@ def kept_twice(model: nn.Module, written: Sequence[Written]) -> Iterator[Written
         now = new.get((place.owner, _label(model, place), value))
         if now is not None and now != value:
             yield place, value, now
+
+
+def _may_repeat(module: nn.Module) -> bool:
+    return not _is_torchs(module) or len({name.lstrip("_") for name in module.__dict__}) < len(module.__dict__)
 
 
 def _label(model: nn.Module, place: Place) -> tuple[Any, ...]:

@@ -66,16 +66,7 @@ def _in_use() -> tuple[str, Any]:
 
 
 def seed(number: int) -> None:
-    """Let torch draw the same from here on. For each kind of device that is not in use, `torch.manual_seed` would note
-    a seed, with a traceback, at every call.
-
-    >>> with same_chances():
-    ...     seed(3)
-    ...     one = torch.rand(2)
-    ...     _ = torch.manual_seed(3)
-    ...     torch.equal(torch.rand(2), one)
-    True
-    """
+    """What `torch.manual_seed` does, but for devices that are not in use, for each of which it keeps a traceback."""
     torch.default_generator.manual_seed(number)
     _, module = _in_use()
     if module is not None:

@@ -1,8 +1,9 @@
 """Who makes and who reads the positions of an axis: what is needed to tell which of them contribute nothing."""
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import cache
 
 from secateur.axes import Atom, Layout, free_atoms
 from secateur.compat import OpOverload, is_pointwise
@@ -28,37 +29,35 @@ def roles(graph: Graph) -> Roles:
     makes: set[Site] = set()
     mixed: set[Atom] = set()
     bent: set[Atom] = set()
+    free = cache(lambda layout: frozenset(free_atoms(layout)))  # most are those of many ops
     for use in graph.uses:
-        bent |= _bent(use)
-        made = {atom for dims in use.made for dim in dims for atom in free_atoms(dim)}
-        summed = {atom for layout, _ in use.summed for atom in free_atoms(layout)}
+        made = {atom for dims in use.made for dim in dims for atom in free(dim)}
+        summed = {atom for layout, _ in use.summed for atom in free(layout)}
+        bent |= _bent(use, made - summed, free)
         for layout, names in use.summed:
             if names is None:
-                mixed.update(free_atoms(layout))
+                mixed |= free(layout)
             else:
                 reads.update(_sites(graph, origin, layout, names))
         gone = {id(layout) for layout, _ in use.summed}
         for dims, names in use.given:
             for dim in dims:
-                there = set(free_atoms(dim))
                 if names is None:
-                    mixed.update(there - made - summed)
-                elif id(dim) not in gone and there & made:
+                    mixed |= free(dim) - made - summed
+                elif id(dim) not in gone and free(dim) & made:
                     makes.update(_sites(graph, origin, dim, names))
     return Roles(frozenset(reads), frozenset(makes), frozenset(mixed), frozenset(bent))
 
 
-def _bent(use: Use) -> set[Atom]:
+def _bent(use: Use, stay: set[Atom], free: Callable[[Layout], frozenset[Atom]]) -> set[Atom]:
     """The axes in which an op is not one linear map of all positions alike; not each op that is not is known."""
     if use.op in LINEAR_IN_ALL:
         return set()
-    given = Counter(atom for dims, _ in use.given for atom in {a for dim in dims for a in free_atoms(dim)})
+    given = Counter(atom for dims, _ in use.given for atom in {a for dim in dims for a in free(dim)})
     if isinstance(use.op, OpOverload) and is_pointwise(use.op) and use.op not in LINEAR_IN_ONE:
         return set(given)
-    made = {atom for dims in use.made for dim in dims for atom in free_atoms(dim)}
-    summed = {atom for layout, _ in use.summed for atom in free_atoms(layout)}
-    data = {atom for dims, names in use.given if names is None for dim in dims for atom in free_atoms(dim)}
-    return {atom for atom, n in given.items() if n > 1 and atom in (made & data) - summed}
+    data = {atom for dims, names in use.given if names is None for dim in dims for atom in free(dim)}
+    return {atom for atom, n in given.items() if n > 1 and atom in stay & data}
 
 
 def _sites(graph: Graph, origin: Mapping[int, Site], layout: Layout, names: Iterable[str]) -> Iterator[Site]:

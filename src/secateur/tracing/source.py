@@ -55,8 +55,7 @@ class Source:
         return Source(
             type(model).__name__,
             tuple(name for name, _ in model.named_parameters()),
-            _forms(model),
-            _kinds(model),
+            *_looks(model),
             attributes,
             model,
         )
@@ -72,7 +71,8 @@ class Source:
     def difference(self) -> str | None:
         """The first thing that is not as it was; None as long as there is none."""
         was: dict[str, object] = {**self.modules, **self.tensors, **{str(p): n for p, n in self.attributes.items()}}
-        now: dict[str, object] = {**_kinds(self._model), **_forms(self._model)}
+        forms, kinds = _looks(self._model)
+        now: dict[str, object] = {**kinds, **forms}
         now |= {str(place): _held(self._model, place) for place in self.attributes}
         for name in {**was, **now}:
             before, after = was.get(name), now.get(name)
@@ -81,13 +81,17 @@ class Source:
         return None
 
 
-def _kinds(model: nn.Module) -> dict[str, type[nn.Module]]:
-    return {name: plain_kind(type(module)) for name, module in model.named_modules()}
-
-
-def _forms(model: nn.Module) -> dict[str, TensorForm]:
-    named = (*model.named_parameters(remove_duplicate=False), *model.named_buffers(remove_duplicate=False))
-    return {name: TensorForm(() if is_lazy(tensor) else tuple(tensor.shape), tensor.dtype) for name, tensor in named}
+def _looks(model: nn.Module) -> tuple[dict[str, TensorForm], dict[str, type[nn.Module]]]:
+    """The forms of all tensors and the kinds of all modules, in one walk: each plan asks several times."""
+    forms, kinds = {}, {}
+    for owner, module in model.named_modules(remove_duplicate=False):
+        kinds[owner] = plain_kind(type(module))
+        for registered in (module._parameters, module._buffers):
+            for name, tensor in registered.items():
+                if tensor is not None:
+                    shape = () if is_lazy(tensor) else tuple(tensor.shape)
+                    forms[f"{owner}.{name}" if owner else name] = TensorForm(shape, tensor.dtype)
+    return forms, kinds
 
 
 def _held(model: nn.Module, place: Place) -> int | None:

@@ -2,24 +2,20 @@
 
 from __future__ import annotations
 
-import json
-import math
+import dataclasses
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from secateur.errors import FileError
-from secateur.io.atomic import replacing
 from secateur.io.file import about
-from secateur.planning.json import parse
 from secateur.schedule.checkpoint import fingerprint, random_state, set_random_state
 from secateur.state.held import named_tensors
+from secateur.training.kept import MALFORMED, keep, kept
 from secateur.training.outcome import Trained
 
 _KEY = "secateur_recover"
@@ -54,50 +50,27 @@ class RecoveryCheckpoint:
 
     def resume(self) -> RecoveryState | None:
         """What was kept; None if nothing was. A file of another recovery is refused."""
-        with about(self.path) as path:
-            if not path.exists():
-                return None
-            try:
-                with safe_open(path, framework="pt") as file:
-                    data = parse(((file.metadata() or {}).get(_KEY) or "null").encode())
-                    values = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-            except (SafetensorError, OSError) as error:
-                raise FileError(f"this is no checkpoint: {error}; {_ANEW}") from None
-            if not isinstance(data, dict) or data.get("task") != dict(self.task):
+        if not self.path.exists():
+            return None
+        data = kept(self.path, _KEY, f"; {_ANEW}")
+        with about(self.path):
+            if data.get("task") != dict(self.task):
                 raise FileError(f"it is not that of this model and seed; {_ANEW}")
-            if {name: tuple(tensor.shape) for name, tensor in values.items()} != dict(self.names):
+            try:
+                rounds = tuple(
+                    Trained(float(r), int(n), float(b), float(a), float(s)) for r, n, b, a, s in data["rounds"]
+                )
+                length, idle, taken = (int(data[name]) for name in ("length", "idle", "taken"))
+                found = RecoveryState(rounds, float(data["rate"]), length, idle, taken, data["values"])
+                shapes = {name: tuple(tensor.shape) for name, tensor in found.values.items()}
+            except MALFORMED as error:
+                raise FileError(f"it is damaged: {error!r:.80}; {_ANEW}") from None
+            if shapes != dict(self.names):
                 raise FileError(f"its tensors are not those of this model; {_ANEW}")
             set_random_state(data.get("random"))
-            length, idle, taken = (int(_number(data.get(name))) for name in ("length", "idle", "taken"))
-            return RecoveryState(_rounds(data.get("rounds")), _number(data.get("rate")), length, idle, taken, values)
+            return found
 
     def commit(self, found: RecoveryState) -> None:
         """Make this what a new process goes on from."""
-        rounds = [[one.rate, one.steps, one.before, _finite(one.after), one.seconds] for one in found.rounds]
-        now = {"rate": found.rate, "length": found.length, "idle": found.idle, "taken": found.taken}
-        data = {"task": dict(self.task), "rounds": rounds, **now, "random": random_state()}
-        values = {name: value.contiguous() for name, value in found.values.items()}
-        with about(self.path) as path, replacing(path, overwrite=True) as new:
-            save_file(values, new, {_KEY: json.dumps(data, allow_nan=False)})
-
-
-def _finite(value: float) -> float | None:
-    return value if math.isfinite(value) else None  # JSON has no NaN
-
-
-def _rounds(data: Any) -> tuple[Trained, ...]:
-    try:
-        return tuple(
-            Trained(
-                _number(rate), int(steps), _number(before), math.nan if after is None else _number(after), _number(s)
-            )
-            for rate, steps, before, after, s in data
-        )
-    except (TypeError, ValueError) as error:
-        raise FileError(f"its list of rounds is none: {error!r}; {_ANEW}") from None
-
-
-def _number(value: Any) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-        raise FileError(f"it has {value!r} where a number belongs; {_ANEW}")
-    return float(value)
+        state = {**vars(found), "rounds": [dataclasses.astuple(one) for one in found.rounds]}
+        keep(self.path, _KEY, {"task": self.task, "random": random_state(), **state})

@@ -2,32 +2,25 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
-from torch import Tensor, nn
+from torch import nn
 
-from secateur.errors import FileError, TrainingError
-from secateur.io.atomic import replacing
-from secateur.io.file import about
+from secateur.errors import TrainingError
 from secateur.planning import Plan
-from secateur.planning.json import parse
 from secateur.state.transaction import transaction
 from secateur.surgery.holders import averages, check_wrappers
 from secateur.tracing import unwrap
 from secateur.training.during import Floor, TrainingRun, What, Work, check_averages
+from secateur.training.kept import MALFORMED, keep, kept
 from secateur.training.optimizers import check_trains, hooked, inner
 
 if TYPE_CHECKING:
     from secateur.training.callbacks import LightningCallback, TransformersCallback
 
 _KEY = "secateur_pruning"
-_MALFORMED = (KeyError, TypeError, ValueError, AttributeError, IndexError, RuntimeError)
 
 
 class Pruning:
@@ -144,7 +137,7 @@ class Pruning:
 
     def resume(self, model: nn.Module, state: Mapping[str, Any] | str | os.PathLike[str]) -> None:
         """Bring a model of full size to the size, and the masks, that it had; weights are loaded afterwards."""
-        found = state if isinstance(state, Mapping) else _read(state)
+        found = state if isinstance(state, Mapping) else kept(state, _KEY)
         if not {"steps", "plan", "work"} <= found.keys():
             raise TrainingError("this is no state of a Pruning; give what its state_dict() returned")
         run = TrainingRun(unwrap(model))
@@ -156,16 +149,13 @@ class Pruning:
             try:
                 work.load(found["work"])
                 steps = int(found["steps"])
-            except _MALFORMED as error:
+            except MALFORMED as error:
                 raise TrainingError(f"this is no state of {type(self.what).__name__}(…): {error!r:.80}") from None
         self._run, self._work, self.steps = run, work, steps
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the state to a file; without pickle."""
-        tensors: dict[str, Tensor] = {}
-        text = json.dumps(_flat(self.state_dict(), tensors))
-        with about(path) as place, replacing(place, overwrite=True) as new:
-            save_file(tensors, new, {_KEY: text})
+        keep(path, _KEY, self.state_dict())
 
     # in other people's loops -----------------------------------------------------------------------------------
 
@@ -180,41 +170,3 @@ class Pruning:
         from secateur.training.callbacks import lightning_callback
 
         return lightning_callback(self)
-
-
-def _flat(value: Any, tensors: dict[str, Tensor]) -> Any:
-    """JSON, with tensors named by their place in a list beside it."""
-    if isinstance(value, Tensor):
-        name = f"t{len(tensors)}"
-        tensors[name] = value.detach().contiguous()
-        return {"tensor": name}
-    if isinstance(value, Mapping):
-        return {"items": [[key, _flat(one, tensors)] for key, one in value.items()]}
-    if isinstance(value, tuple | list):
-        return [_flat(one, tensors) for one in value]
-    return {"float": str(value)} if isinstance(value, float) else value
-
-
-def _read(path: str | os.PathLike[str]) -> dict[str, Any]:
-    with about(path) as place:
-        try:
-            with safe_open(Path(place), framework="pt") as file:
-                data = parse(((file.metadata() or {}).get(_KEY) or "null").encode())
-                found = _unflat(data, {name: file.get_tensor(name) for name in file.keys()})  # noqa: SIM118
-        except (SafetensorError, OSError, RecursionError, *_MALFORMED) as error:
-            raise FileError(f"this is no state of a Pruning: {error}") from None
-        if not isinstance(found, dict):
-            raise FileError("this is no state of a Pruning")
-        return found
-
-
-def _unflat(value: Any, tensors: Mapping[str, Tensor]) -> Any:
-    if isinstance(value, dict):
-        if "tensor" in value:
-            return tensors[value["tensor"]]
-        if "float" in value:
-            return float(value["float"])
-        return {key: _unflat(one, tensors) for key, one in value["items"]}
-    if isinstance(value, list):
-        return [_unflat(one, tensors) for one in value]
-    return value
