@@ -104,8 +104,7 @@ def compress(
     what is left of the target; of several numbers, `blocks=(0, 2, 4)`, the one stays whose outputs are nearest to those
     of the uncut model on batches that were held back; `blocks="auto"` tries 0, then an eighth more of them each time,
     until that is worse, and takes as many times as long. `rank` names layers that may become products of two
-    (`factor`), the rank being one more axis: where the target would not take enough of it to pay, they stay as they
-    are.
+    (`factor`), the rank being one more axis; where the target takes too little of it to pay, they stay as they are.
     All or nothing: whatever goes wrong, the model is as it was. In a process group every rank calls this with its own
     batches, and all come to the model that a single process makes of all batches.
     """
