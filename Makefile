@@ -71,6 +71,7 @@ bench-ao: setup ## sparsifiers: torch.ao.pruning and ours
 
 bench-trace: setup ## tracing: beside the bare run and Torch-Pruning
 	$(BIN)/python benchmarks/engine.py trace
+	$(BIN)/python benchmarks/engine.py variants
 
 bench-cut: setup ## cutting: beside Torch-Pruning
 	$(BIN)/python benchmarks/engine.py cut

@@ -96,7 +96,8 @@ def with_mask(model: nn.Module, example: Any) -> Any:
     """An example with an attention mask that hides nothing, if forward takes one that was not given.
 
     Attention with a mask is often other code than attention without. It has all four dimensions (batch, heads, from,
-    to), of which models that make one by themselves take over what they are given.
+    to), of which models that make one by themselves take over what they are given; one for all that look, as a decoder
+    that looks at what it was made for may have another length.
     """
     signature = inspect.signature(model.forward)
     args, kwargs = arguments(example)
@@ -110,7 +111,7 @@ def with_mask(model: nn.Module, example: Any) -> Any:
         return example
     batch, length = words.shape[:2]
     dtype = next((p.dtype for p in model.parameters() if p.is_floating_point()), torch.float32)
-    mask = torch.zeros(batch, 1, length, length, dtype=dtype, device=words.device)
+    mask = torch.zeros(batch, 1, 1, length, dtype=dtype, device=words.device)
     return {**given, "attention_mask": mask} if set(given) <= _by_name(signature) else example
 
 
