@@ -15,8 +15,10 @@ from secateur.tracing.constructor import Constructed, Maker, constructed, number
 FieldValues = dict[Place, float]
 
 
-def agreed(now: Mapping[Place, float], sites: Iterable[tuple[Expr, Any]]) -> FieldValues:
+def agreed(now: Mapping[Place, float], sites: Iterable[tuple[Expr, Any]], *, real: bool = False) -> FieldValues:
     """The fields that are not as they are now, if all expressions that they are part of are what they must be.
+
+    `real`: one that is a whole number now (`mlp_ratio=3`) may be any other.
 
     >>> width, heads = Place("", ("width",)), Place("", ("heads",))
     >>> sites = [(Attr(width), 8), (Op("//", Attr(width), Attr(heads)), 4)]
@@ -27,7 +29,7 @@ def agreed(now: Mapping[Place, float], sites: Iterable[tuple[Expr, Any]]) -> Fie
     found: FieldValues = {}
     for expr, fields, must in sorted(described, key=lambda site: len(site[1])):  # those of one field come first
         if len(unknown := [field for field in fields if field not in found]) == 1:
-            found[unknown[0]] = _solved(expr, unknown[0], must, {**now, **found})
+            found[unknown[0]] = _solved(expr, unknown[0], must, {**now, **found}, real)
     values = {**now, **found}
     while odd := {
         field
@@ -45,13 +47,14 @@ def _fields(expr: Expr) -> frozenset[Place]:
     return frozenset((expr.place,)) if isinstance(expr, Attr) else frozenset()
 
 
-def _solved(expr: Expr, field: Place, must: Any, values: FieldValues) -> float:
+def _solved(expr: Expr, field: Place, must: Any, values: FieldValues, real: bool) -> float:
     """The value of a field, a factor or a divisor of the rest, that makes an expression so large; else as it is."""
     before, old = evaluate(expr, {}, values.__getitem__), values[field]
     if not before or not must:
         return old
     near = (old * must / before, old * before / must)
-    for value in (*(map(round, near) if isinstance(old, int) else ()), *near):
+    whole = isinstance(old, int)
+    for value in (*(map(round, near) if whole else ()), *(near if real or not whole else ())):
         if value and evaluate(expr, {}, {**values, field: value}.__getitem__) == must:
             return value
     return old
@@ -72,7 +75,7 @@ def fitted(maker: Maker, model: nn.Module) -> Maker:
             if theirs == mine:
                 return maker
             new = _counted(maker, mine, theirs) or agreed(
-                maker.fields(), _sites(constructed(maker, model), model, mine)
+                maker.fields(), _sites(constructed(maker, model), model, mine), real=True
             )
         except Exception:  # any code of the library's may run here
             return first
