@@ -1,6 +1,6 @@
 """Random coding styles, joined at random, cut, and used on inputs other than the example.
 
-`SECATEUR_FUZZ=N` runs N new examples instead of the 120 that every test run has.
+`SECATEUR_FUZZ=N` runs N new examples instead of the 300 that every test run has.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def outcome(
 
 
 @drawn(
-    120,
+    300,
     blocks=st.lists(st.tuples(st.sampled_from(sorted(STYLES.keys() - NOT_YET.keys())), KNOB), min_size=1, max_size=3),
     answer=st.sampled_from(sorted(ANSWERS.keys() - NOT_YET.keys())),
     sizes=st.lists(SIZES, min_size=2, max_size=4),

@@ -1,4 +1,4 @@
-"""Values of a constructor's fields with which what they are part of comes out as it is."""
+"""Numbers of a constructor with which what is made of them comes out as it is."""
 
 from __future__ import annotations
 
@@ -13,11 +13,13 @@ from secateur.sizes.size import Attr, Expr, Op, evaluate
 from secateur.state.held import Place, named_tensors
 from secateur.tracing.constructor import Constructed, Maker, constructed, numbers_in
 
-Values = dict[Place, float]
+FieldValues = dict[Place, float]
 
 
-def agreed(now: Mapping[Place, float], sites: Iterable[tuple[Expr, Any]]) -> Values:
+def agreed(now: Mapping[Place, float], sites: Iterable[tuple[Expr, Any]], *, real: bool = False) -> FieldValues:
     """The fields that are not as they are now, if all expressions that they are part of are what they must be.
+
+    `real`: one that is a whole number now (`mlp_ratio=3`) may be any other.
 
     >>> width, heads = Place("", ("width",)), Place("", ("heads",))
     >>> sites = [(Attr(width), 8), (Op("//", Attr(width), Attr(heads)), 4)]
@@ -25,10 +27,10 @@ def agreed(now: Mapping[Place, float], sites: Iterable[tuple[Expr, Any]]) -> Val
     {'width': 8, 'heads': 2}
     """
     described = [(expr, fields, must) for expr, must in sites if (fields := _fields(expr))]
-    found: Values = {}
+    found: FieldValues = {}
     for expr, fields, must in sorted(described, key=lambda site: len(site[1])):  # those of one field come first
         if len(unknown := [field for field in fields if field not in found]) == 1:
-            found[unknown[0]] = _solved(expr, unknown[0], must, {**now, **found})
+            found[unknown[0]] = _solved(expr, unknown[0], must, {**now, **found}, real)
     values = {**now, **found}
     while odd := {
         field
@@ -46,13 +48,14 @@ def _fields(expr: Expr) -> frozenset[Place]:
     return frozenset((expr.place,)) if isinstance(expr, Attr) else frozenset()
 
 
-def _solved(expr: Expr, field: Place, must: Any, values: Values) -> float:
+def _solved(expr: Expr, field: Place, must: Any, values: FieldValues, real: bool) -> float:
     """The value of a field, a factor or a divisor of the rest, that makes an expression so large; else as it is."""
     before, old = evaluate(expr, {}, values.__getitem__), values[field]
     if not before or not must:
         return old
     near = (old * must / before, old * before / must)
-    for value in (*(map(round, near) if isinstance(old, int) else ()), *near):
+    whole = isinstance(old, int)
+    for value in (*(map(round, near) if whole else ()), *(near if real or not whole else ())):
         if value and evaluate(expr, {}, {**values, field: value}.__getitem__) == must:
             return value
     return old
@@ -73,7 +76,7 @@ def fitted(maker: Maker, model: nn.Module) -> Maker:
             if theirs == mine:
                 return maker
             new = _counted(maker, mine, theirs) or agreed(
-                maker.fields(), _sites(constructed(maker, model), model, mine)
+                maker.fields(), _sites(constructed(maker, model), model, mine), real=True
             )
         except Exception:  # any code of the library's may run here
             return first
@@ -83,7 +86,7 @@ def fitted(maker: Maker, model: nn.Module) -> Maker:
     return first
 
 
-def _instead(new: Values, place: Place, value: Any) -> Any:
+def _instead(new: FieldValues, place: Place, value: Any) -> Any:
     return new.get(place, value)
 
 
@@ -108,10 +111,10 @@ def _sites(made: Constructed, model: nn.Module, shapes: Mapping[str, tuple[int, 
     yield from ((expr, held[place]) for place, expr in made.numbers.items() if place in held)
 
 
-def _counted(maker: Maker, mine: Mapping[str, Any], theirs: Mapping[str, Any]) -> Values:
+def _counted(maker: Maker, mine: Mapping[str, Any], theirs: Mapping[str, Any]) -> FieldValues:
     """Fields that say how often something is there, where that is not as often as it should be."""
     odd: float = len(mine.keys() ^ theirs.keys())
-    found: Values = {}
+    found: FieldValues = {}
     for place, value in maker.fields().items():
         if odd and type(value) is int and 0 < value < _FEW:
             best = odd
@@ -123,7 +126,7 @@ def _counted(maker: Maker, mine: Mapping[str, Any], theirs: Mapping[str, Any]) -
     return found
 
 
-def _left(maker: Maker, values: Values, mine: Mapping[str, Any]) -> float:
+def _left(maker: Maker, values: FieldValues, mine: Mapping[str, Any]) -> float:
     """How many tensors a model has that one with other values has not, or the other way round."""
     try:
         return len(mine.keys() ^ _shapes(maker.build(values)).keys())
