@@ -97,7 +97,7 @@ def parts_that_fail(rank, world):
     fresh = net()
     before = {name: tensor.clone() for name, tensor in fresh.state_dict().items()}
     said["lacks"] = _raised(lambda: sec.load(there / ("whole" if rank else "nowhere"), fresh, shard=per_layer))
-    said["fails"] = _raised(lambda: sec.load(there / "whole", fresh, shard=lambda m: (per_layer(m), 1 / (rank - 1))))
+    said["fails"] = _raised(lambda: sec.load(there / "whole", fresh, shard=lambda m: (per_layer(m), 1 / (rank - 1))[0]))
     said["plain"] = _raised(lambda: sec.load(there / "whole", fresh, shard=lambda m: None))
     said["other"] = _raised(lambda: sec.load(there / "whole", mlp(), shard=per_layer))
     said["same"] = distance(fresh.state_dict(), before) == 0 and type(fresh).__name__ == "Net"

@@ -67,7 +67,7 @@ def test_what_fails_on_one_rank_fails_on_all(folder):
         assert "nowhere" in said["lacks"]
         assert "ZeroDivisionError" in said["fails"]
         assert "left no parameter spread over ranks" in said["plain"]
-        assert "it holds a Net, the model is a Mlp" in said["other"]
+        assert "the model is a Mlp" in said["other"]
         assert said["same"]
         assert said["then"] == 0
         assert rank["parts_that_fail"]["seconds"] < 20

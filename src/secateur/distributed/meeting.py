@@ -33,6 +33,7 @@ class _Here:
     def __init__(self) -> None:
         self.store: Any = None
         self.number = 0
+        self.posted: list[int] = []  # numbers of meetings of which what was said is in the store
         self.alone = 0
         self.inside = 0
         self.group: Any = None
@@ -42,7 +43,7 @@ class _Here:
         found = default_store()
         if self.store is None or self.store[0] is not found:
             self.store = found, PrefixStore("secateur", found)
-            self.number, self.group = 0, None
+            self.number, self.posted, self.group = 0, [], None
             threading.Thread(target=_beat, args=(found, dist.get_rank()), daemon=True).start()
         return self.store[1]
 
@@ -139,6 +140,7 @@ def meet(what: str, said: str = "") -> list[str]:
         if len(heard) < ranks():
             watch.check(what, [rank for rank in range(ranks()) if rank not in heard])
             time.sleep(_POLL)
+    _forget(number)
     return [heard[rank]["said"] for rank in range(ranks())]
 
 
@@ -156,8 +158,14 @@ def agreed(what: str, text: str) -> None:
 def _post(what: str, said: str = "", error: str = "") -> None:
     store, mine = _here.opened(), dist.get_rank()
     store.set(f"{_here.number}/{mine}", json.dumps({"what": what, "said": said, "error": error}))
-    if _here.number > 1:  # all have read what was said two meetings ago
-        store.delete_key(f"{_here.number - 2}/{mine}")
+    _here.posted.append(_here.number)
+
+
+def _forget(number: int) -> None:
+    """Everybody has come to a meeting, so nobody will read any more what was said at those before it."""
+    for before in [each for each in _here.posted if each < number]:
+        _here.opened().delete_key(f"{before}/{dist.get_rank()}")
+        _here.posted.remove(before)
 
 
 def _look(number: int, rank: int) -> dict[str, str] | None:

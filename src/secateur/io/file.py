@@ -185,7 +185,8 @@ def about(path: Any) -> Iterator[Path]:
         str(path).encode()  # safetensors opens no other paths
         yield Path(path)
     except SecateurError as error:
-        raise FileError(f"{path}: {error}") from error
+        told = str(error).startswith(f"{path}: ")
+        raise FileError(f"{error}" if told else f"{path}: {error}") from error
     except SafetensorError as error:
         raise FileError(f"{path}: {error}; {_REMEDY}") from error
     except UnicodeEncodeError as error:
