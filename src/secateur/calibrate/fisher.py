@@ -55,7 +55,7 @@ class _Backward(TorchDispatchMode):
                 self.rows[at] = self.rows.get(at, 0) + gradient.shape[1]
 
 
-Sums = dict[Part, tuple[Tensor, int]]  # of squares, (groups, outputs), and how many rows these are of
+FisherSums = dict[Part, tuple[Tensor, int]]  # of squares, (groups, outputs), and how many rows these are of
 
 
 def fisher_weights(model: nn.Module, batches: Sequence[Any], seed: int = 0) -> dict[Part, Tensor]:
@@ -72,7 +72,7 @@ def fisher_weights(model: nn.Module, batches: Sequence[Any], seed: int = 0) -> d
     return {part: squares.cpu() / rows for part, (squares, rows) in fisher_sums(model, batches, seed).items()}
 
 
-def fisher_sums(model: nn.Module, batches: Sequence[Any], seed: int = 0) -> Sums:
+def fisher_sums(model: nn.Module, batches: Sequence[Any], seed: int = 0) -> FisherSums:
     """What `fisher_weights` are the means of, over the batches of this rank.
 
     What is random is the same for a batch of the same number, whoever runs it.
@@ -101,7 +101,7 @@ def fisher_sums(model: nn.Module, batches: Sequence[Any], seed: int = 0) -> Sums
     return {part: (squares, watch.rows[part]) for part, squares in watch.squares.items()}
 
 
-def over_ranks(found: Sums, batches: Sequence[Any]) -> Sums:
+def over_ranks(found: FisherSums, batches: Sequence[Any]) -> FisherSums:
     """The sums over the batches of all ranks."""
     if not is_dealt(batches):
         return found
