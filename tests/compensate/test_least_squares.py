@@ -224,7 +224,7 @@ def test_a_failure_anywhere_leaves_the_model_as_it_was(at: int, monkeypatch) -> 
     parameters = [id(p) for p in net.parameters()]
     plan = sec.plan(sec.trace(net, batches[0]), {"0.weight": 0.5})
     calls = []
-    original = refit.Refit.solve
+    original = refit.Refit._solution
 
     def fail(self, *args):
         if len(calls) == at:
@@ -232,7 +232,7 @@ def test_a_failure_anywhere_leaves_the_model_as_it_was(at: int, monkeypatch) -> 
         calls.append(1)
         return original(self, *args)
 
-    monkeypatch.setattr(refit.Refit, "solve", fail)
+    monkeypatch.setattr(refit.Refit, "_solution", fail)
     if at < 3:
         with pytest.raises(CalibrationError, match="planted"):
             sec.apply(net, plan, compensate=sec.LeastSquares(batches))
@@ -249,7 +249,7 @@ def test_what_does_not_help_is_taken_back_and_said(monkeypatch) -> None:
     plan = sec.plan(sec.trace(net, batches[0]), sec.Ratio(0.5))
     plain = sec.apply(copy.deepcopy(net), plan)
     original = refit.Refit._write
-    monkeypatch.setattr(refit.Refit, "_write", lambda self, p, w, s, n: original(self, p, -9 * w, s, n))
+    monkeypatch.setattr(refit.Refit, "_write", lambda self, p, w, s: original(self, p, -9 * w, s))
     compensate = sec.LeastSquares(batches)
     with pytest.warns(SecateurWarning, match="taken back"):
         sec.apply(net, plan, compensate=compensate)

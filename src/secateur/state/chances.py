@@ -69,8 +69,9 @@ def seed(number: int) -> None:
     """What `torch.manual_seed` does, but for devices that are not in use, for each of which it keeps a traceback."""
     torch.default_generator.manual_seed(number)
     _, module = _in_use()
-    if module is not None:
-        getattr(module, "manual_seed_all", module.manual_seed)(number)
+    draw = getattr(module, "manual_seed_all", None) or getattr(module, "manual_seed", None)
+    if draw is not None:  # a device of one's own need not draw numbers
+        draw(number)
 
 
 @contextmanager
