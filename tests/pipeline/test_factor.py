@@ -276,6 +276,7 @@ def test_compress_makes_two_where_that_pays(tmp_path: Path) -> None:
     net[2].weight.data.copy_(low)  # of rank 3: as two layers it is a fifth of its size, and nothing is lost
     whole, batches = copy.deepcopy(net), [torch.randn(128, 24) for _ in range(4)]
     report = sec.compress(net, batches[0], sec.Params(0.62), batches, rank=["2"], timed=False)
+    assert (report.plan.macs, report.plan.params) == (report.macs, report.params)  # counted apart
     assert report.plan.factored == ("2",)
     assert report.params.after <= 0.62 * report.params.before
     assert report.compensation.after < 1e-3

@@ -6,6 +6,7 @@ import time
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
+from functools import reduce
 from typing import Any, NamedTuple
 
 from torch import nn
@@ -204,11 +205,10 @@ def _compressed(job: _Job, number: int, before: Counted, undo: Transaction, star
         graph, target = trace(model, example), rest_of(target, first, whole / left)
     layers = tuple(name for name in map(first.removed.after, job.rank) if name is not None)
     split_first, made, criterion, bases = _with_ranks(job, graph, target, layers)
-    first = first.then(split_first) if split_first.factored else first
     agree_on("compress", made)
     turned = bases.rotate({axis.name for axis in made.axes}, undo)
     reached = _cut(model, made, job.recipe, job.verify, undo)
-    made = first.then(made) if number or first.factored else made
+    made = reduce(Plan.then, [*(step for step in (first, split_first) if step.removed or step.factored), made])
     return compressed(made, reached, before, job.counted(macs(model, example)), criterion, start, turned)
 
 
