@@ -18,6 +18,7 @@ import torch.distributed as dist
 from torch.distributed.distributed_c10d import PrefixStore
 
 from secateur.compat import default_store
+from secateur.distributed.lines import Line, listen
 from secateur.errors import ApplyError
 
 _POLL = 0.01  # seconds between two looks
@@ -37,13 +38,17 @@ class _Here:
         self.alone = 0
         self.inside = 0
         self.group: Any = None
+        self.door: Any = None  # what others see closed when this process is gone
+        self.lines: dict[int, Line] = {}  # to those who were waited for
 
     def opened(self) -> Any:
         """The store; meetings are counted anew in a new process group."""
         found = default_store()
         if self.store is None or self.store[0] is not found:
             self.store = found, PrefixStore("secateur", found)
-            self.number, self.posted, self.group = 0, [], None
+            self.number, self.posted, self.group, self.lines = 0, [], None, {}
+            self.door, address = listen(dist.get_world_size())
+            self.store[1].set(f"line/{dist.get_rank()}", address)
             threading.Thread(target=_beat, args=(found, dist.get_rank()), daemon=True).start()
         return self.store[1]
 
@@ -91,6 +96,8 @@ def together(what: str, *, all_come: bool = True) -> Iterator[None]:
     Where it may be that one rank does this by itself (`all_come=False`), it is told only after a meeting inside.
     """
     outermost, _here.inside = not _here.inside, _here.inside + 1
+    if ranks() > 1:
+        _here.opened()  # so that whoever waits for this rank knows of it
     before = _here.number
     try:
         yield
@@ -197,8 +204,9 @@ class _Watch:
         if now - self.begun < _BEAT:
             return
         for rank in missing:
-            key = f"beat/{rank}"
-            beat = self.store.get(key) if self.store.check([key]) else b""
+            if self._gone(rank) and _look(_here.number - 1, rank) is None:  # it may have come just before its end
+                raise _between_ranks(f"{what}: the process of rank {rank} is gone")
+            beat = self._read(f"beat/{rank}")
             before, since = self.last.setdefault(rank, (beat, now))
             if beat != before:
                 self.last[rank] = beat, now
@@ -210,6 +218,15 @@ class _Watch:
                 f"{what}: rank {missing[0]} did not come within {_LONGEST / 60:.0f} minutes; call this on every rank, "
                 "or inside of secateur.distributed.alone()"
             )
+
+    def _gone(self, rank: int) -> bool:
+        """Whether the process of a rank is known to have ended."""
+        if rank not in _here.lines and (address := self._read(f"line/{rank}")):
+            _here.lines[rank] = Line(address.decode())
+        return rank in _here.lines and _here.lines[rank].dead()
+
+    def _read(self, key: str) -> bytes:
+        return bytes(self.store.get(key)) if self.store.check([key]) else b""
 
 
 def _beat(store: Any, rank: int) -> None:
