@@ -12,6 +12,7 @@ accelerating very deep neural networks" (2017).
 import warnings
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -19,9 +20,10 @@ import torch
 from torch import Tensor, nn
 
 from secateur.calibrate import Parameters, Runs, calibrating
-from secateur.calibrate.data import Some, dealt, is_dealt, own
+from secateur.calibrate.data import Some, dealt, is_dealt, own, taken
 from secateur.calibrate.structure import Structure, structure
 from secateur.compat import Convolution, TransposedConvolution
+from secateur.compensate.joint import fit_blocks
 from secateur.compensate.moments import held_back
 from secateur.compensate.pairs import Pairs
 from secateur.compensate.recipes import Compensation, Outcome
@@ -45,11 +47,14 @@ def carry_out(recipe: Compensation, whole: nn.Module, cut: nn.Module, plan: Plan
     """Compensate a cut model, in place; `whole` is the model as it was. All or nothing."""
     what = type(recipe).__name__
     origin = dict(named_tensors(whole))
-    with dealt(recipe.batches, what) as batches, transaction(cut) as made:
+    read = taken if recipe.joint else dealt
+    with read(recipe.batches, what) as batches, transaction(cut) as made:
         for name, tensor in named_tensors(cut):  # every value can be had again from the full-size model
             made.keep(tensor, again=partial(select, origin[name], plan.kept.get(name, {})))
         try:
             outcome = _carried_out(recipe, whole, cut, plan, batches, made.roll_back)
+            if recipe.joint and not outcome.taken_back and outcome.after >= _NOTHING:
+                outcome = _fitted_together(recipe, whole, cut, plan, batches, outcome)
         except SecateurError:
             raise
         except Exception as error:  # any code of the user's may run here
@@ -82,6 +87,28 @@ def _carried_out(
     return Outcome(refit.layers, plain, plain, (*notes, note), taken_back=True, held=held)
 
 
+def _fitted_together(
+    recipe: Compensation, whole: nn.Module, cut: nn.Module, plan: Plan, batches: Sequence[Any], before: Outcome
+) -> Outcome:
+    """Fit blocks as a whole and, to what these put out then, the layers beside them; if the output comes nearer."""
+    if not held_back(len(batches)):
+        return replace(before, notes=(*before.notes, "joint: it takes four batches, one of them to judge by"))
+    values = [(tensor, tensor.detach().clone()) for _, tensor in named_tensors(cut)]
+    blocks = fit_blocks(whole, cut, plan, batches, recipe.joint)
+    with calibrating(whole, cut), Runs(whole, batches) as one, Runs(cut, batches) as other:
+        stops, _ = _stops((structure(one), structure(other)), cut)
+    done = tuple(f"{block.name}." for block in blocks)
+    beside = frozenset(name for name in stops if not name.startswith(done))
+    _, after = _refitted(recipe, whole, cut, plan, batches, beside, Counter(), done)
+    if blocks and after <= before.after:
+        return replace(before, layers=(*before.layers, *blocks), after=after)
+    with torch.no_grad():
+        for tensor, value in values:
+            tensor.copy_(value)
+    note = f"joint: blocks fitted as a whole do no better ({before.after:.4g} → {after:.4g}), so they are as before"
+    return replace(before, notes=(*before.notes, note))
+
+
 def _refitted(
     recipe: Compensation,
     whole: nn.Module,
@@ -90,8 +117,12 @@ def _refitted(
     batches: Sequence[Any],
     stops: frozenset[str],
     again: Counter[str],
+    done: tuple[str, ...] = (),
 ) -> tuple[Refit, float]:
-    """Refit what a run uses more than once, then all else in the order of the run; how far the output is off."""
+    """Refit what a run uses more than once, then all else in the order of the run; how far the output is off.
+
+    Batch norms whose names begin with something in `done` stay as they are.
+    """
     held = held_back(len(batches))
     with calibrating(whole, cut), Runs(whole, batches) as one, Runs(cut, batches) as other:
         found = structure(one), structure(other)
@@ -99,6 +130,7 @@ def _refitted(
         refit.solve(repeated(whole, refit.tensors, refit.kept, batches, held, again), is_dealt(batches))
         made = Pairs(one, other, found)
         norms = [name for name in found[1].variances if found[1].means[name] == 1] if recipe.statistics else []
+        norms = [name for name in norms if not name.startswith(done)] if done else norms
         for names in progress(made.stages(stops, norms), type(recipe).__name__):
             refit.stage(names, made)
         judges = _mine(_judges(len(batches)), batches)

@@ -20,8 +20,11 @@ class Compensation:
     ridge: float = 1e-3
     bias: bool = False
     statistics: bool = True
+    joint: int = 0
 
     def __post_init__(self) -> None:
+        if isinstance(self.joint, bool) or not isinstance(self.joint, int) or self.joint < 0:
+            raise CalibrationError(f"joint is how many steps each block takes, from 0 on, not {self.joint!r:.80}")
         ridge: object = self.ridge
         if isinstance(ridge, bool) or not isinstance(ridge, int | float) or not 0 < ridge < float("inf"):
             raise CalibrationError(f"ridge is a positive number, not {ridge!r}")
@@ -57,6 +60,11 @@ class LeastSquares(Compensation):
     recurrence, experts) is fitted to the inputs that the uncut model gives it. `sec.outcome(model)` says afterwards
     what was reached, layer by layer, on the batches that were held back. If the model's outputs are no nearer to the
     uncut model's than without it, everything is taken back.
+
+    With `joint=120`, the layers of each block (a module in a list, such as a residual block) are then fitted together,
+    by so many steps of gradient descent towards what the block put out before the cut: no labels, no output of the
+    model, one block at a time. That takes a few times as long and the memory of one block's inputs and outputs for all
+    batches, of which there must be four, and makes up for what layers by themselves cannot.
     """
 
     batches: Any = field(repr=False)
@@ -64,6 +72,7 @@ class LeastSquares(Compensation):
     ridge: float = 1e-3
     bias: bool = False
     statistics: bool = True
+    joint: int = 0
     weights: ClassVar[bool] = True
     shifts: ClassVar[bool] = True
 

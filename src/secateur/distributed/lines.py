@@ -20,11 +20,11 @@ def listen(ranks: int) -> tuple[socket.socket, str]:
     return door, f"{here or socket.gethostname()} {door.getsockname()[1]}"
 
 
-class Line:
+class RankLine:
     """A connection to the socket of another rank; one that cannot be made tells nothing.
 
     >>> door, address = listen(1)
-    >>> line = Line(address)
+    >>> line = RankLine(address)
     >>> line.dead()
     False
     >>> door.close()

@@ -18,7 +18,7 @@ import torch.distributed as dist
 from torch.distributed.distributed_c10d import PrefixStore
 
 from secateur.compat import default_store
-from secateur.distributed.lines import Line, listen
+from secateur.distributed.lines import RankLine, listen
 from secateur.errors import ApplyError
 
 _POLL = 0.01  # seconds between two looks
@@ -39,7 +39,7 @@ class _Here:
         self.inside = 0
         self.group: Any = None
         self.door: Any = None  # what others see closed when this process is gone
-        self.lines: dict[int, Line] = {}  # to those who were waited for
+        self.lines: dict[int, RankLine] = {}  # to those who were waited for
 
     def opened(self) -> Any:
         """The store; meetings are counted anew in a new process group."""
@@ -222,7 +222,7 @@ class _Watch:
     def _gone(self, rank: int) -> bool:
         """Whether the process of a rank is known to have ended."""
         if rank not in _here.lines and (address := self._read(f"line/{rank}")):
-            _here.lines[rank] = Line(address.decode())
+            _here.lines[rank] = RankLine(address.decode())
         return rank in _here.lines and _here.lines[rank].dead()
 
     def _read(self, key: str) -> bytes:

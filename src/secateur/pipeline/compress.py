@@ -83,6 +83,7 @@ def compress(
     timed: bool = True,
     blocks: int | Sequence[int] | str = 0,
     rank: str | Sequence[str] = (),
+    joint: int = 0,
 ) -> Compressed:
     """Cut a model to a target and keep as much of what it does as possible, without training; in place.
 
@@ -106,18 +107,19 @@ def compress(
     of the uncut model on batches that were held back; `blocks="auto"` tries 0, then an eighth more of them each time,
     until that is worse, and takes as many times as long. `rank` names layers that may become products of two
     (`factor`), the rank being one more axis; where the target takes too little of it to pay, they stay as they are.
+    `joint=120` then fits the layers of each block together, in so many steps (`LeastSquares`): longer, and nearer.
     All or nothing: whatever goes wrong, the model is as it was. In a process group every rank calls this with its own
     batches, and all come to the model that a single process makes of all batches.
     """
     start = time.perf_counter()
-    read = taken if blocks or rank else dealt  # what needs the data of all ranks, else each rank its own
+    read = taken if blocks or rank or joint else dealt  # what needs the data of all ranks, else each rank its own
     with together("compress"), read(batches, "compress", example) as data:
         inner = unwrap(model)
         check_values(inner, inner.parameters(), "compress")
         check_measured(target)
         numbers = _numbers(blocks, traced := trace(inner, example))
         options: dict[str, Any] = {"exact": exact, "protect": protect, "round_to": round_to, "loadable": loadable}
-        recipe = LeastSquares(data, ridge=ridge, bias=bias)
+        recipe = LeastSquares(data, ridge=ridge, bias=bias, joint=joint)
         layers = _to_split(inner, rank, whole=loadable or importance is not None)
         job = _Job(inner, traced, target, data, importance, options, recipe, verify, timed, layers)
         with transaction(inner) as undo:

@@ -10,25 +10,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from secateur.compensate.alike import KeptPositions, missed, picked, ways
 from secateur.planning.plans import Plan
 
 _MOST = 8  # layers that are compared
 _ALIKE = 0.9  # a larger part of the variance that differs tells of layers that no longer mean the same
-
-KeptPositions = tuple[int, Tensor]  # a dimension and which of the uncut model's positions it still has
-
-
-def missed(ours: Tensor, theirs: Tensor) -> Tensor:
-    """How much of the variance of what should come out is missed.
-
-    >>> wanted = torch.tensor([[1.0], [3.0]])
-    >>> missed(torch.tensor([[2.0], [2.0]]), wanted), missed(wanted, wanted)
-    (tensor(1.), tensor(0.))
-    """
-    wide = torch.promote_types(ours.dtype, torch.float32)
-    a, b = ours.to(wide), theirs.to(wide)
-    spread = (b - b.mean(0, keepdim=True) if len(b) > 1 else b).square().mean()
-    return (a - b).square().mean() / spread.clamp_min(torch.finfo(wide).tiny)
 
 
 @dataclass(frozen=True)
@@ -41,7 +27,7 @@ class Correspondence:
         """The mean difference of all layers."""
         if not self.layers:
             return 0.0
-        pairs = ((ours[name], _part(theirs[name], index)) for name, index in self.layers.items())
+        pairs = ((ours[name], picked(theirs[name], index)) for name, index in self.layers.items())
         return torch.stack([missed(a, b) for a, b in pairs]).mean()
 
 
@@ -77,30 +63,11 @@ def correspondence(ours: Mapping[str, Tensor], theirs: Mapping[str, Tensor], pla
     for name, output in ours.items():
         if name in theirs and id(output) not in seen:
             seen.add(id(output))
-            for index in _maps(name, output.shape, theirs[name].shape, plan):
-                if float(missed(output, _part(theirs[name], index))) < _ALIKE:
+            for index in ways(name, output.shape, theirs[name].shape, plan):
+                if float(missed(output, picked(theirs[name], index))) < _ALIKE:
                     found[name] = index
                     break
     names = list(found)
     count = min(_MOST, len(names))
     spread = [names[(i + 1) * len(names) // count - 1] for i in range(count)]
     return Correspondence({name: found[name] for name in spread})
-
-
-def _maps(name: str, small: torch.Size, large: torch.Size, plan: Plan | None) -> Iterator[KeptPositions | None]:
-    """Ways in which the positions of one output may be those of the other."""
-    if small == large:
-        yield None
-        return
-    if len(small) != len(large) or plan is None:
-        return
-    dims = [dim for dim, (a, b) in enumerate(zip(small, large, strict=True)) if a != b]
-    if len(dims) > 1:
-        return
-    within = (kept for tensor, kept in plan.kept.items() if tensor.startswith(f"{name}."))
-    ways = {tuple(indices) for kept in within for indices in kept.values() if len(indices) == small[dims[0]]}
-    yield from ((dims[0], torch.tensor(way)) for way in sorted(ways) if way[-1] < large[dims[0]])
-
-
-def _part(output: Tensor, index: KeptPositions | None) -> Tensor:
-    return output if index is None else output.index_select(index[0], index[1].to(output.device))

@@ -11,12 +11,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from secateur.compensate.alike import missed
 from secateur.errors import TrainingError
 from secateur.importance.batches import because
 from secateur.planning.plans import Plan
 from secateur.state.held import named_tensors
 from secateur.tracing.examples import arguments, handed_out, tensors_in
-from secateur.training.features import Correspondence, correspondence, layer_outputs, missed
+from secateur.training.features import Correspondence, correspondence, layer_outputs
 
 _CACHED = 2**26  # numbers that the teacher said about batches that are held back, at most, to be kept
 _DROPOUT = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout, nn.FeatureAlphaDropout)
