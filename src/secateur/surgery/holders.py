@@ -51,8 +51,8 @@ def _others_hold(model: nn.Module, names: Mapping[int, str]) -> bool:
 def _elsewhere(model: nn.Module, names: Mapping[int, str]) -> tuple[str, str] | None:
     """A tensor that a module outside of the model holds, and the kind of that module."""
     own = set(map(id, model.modules()))
-    for module in _living(nn.Module):
-        if id(module) not in own:
+    for module in gc.get_objects():
+        if issubclass(type(module), nn.Module) and id(module) not in own:
             for registry in ("_parameters", "_buffers"):
                 for tensor in tuple((module.__dict__.get(registry) or {}).values()):
                     if id(tensor) in names:
@@ -136,11 +136,12 @@ def averages(model: nn.Module, but: Sequence[nn.Module] = ()) -> list[str]:
     like, known = _outline(model), {id(unit) for one in but for unit in one.modules()}
 
     def found() -> list[str]:
-        living = (one for one in _living(tuple(kinds)) if id(one) not in known)
+        living = (one for one in _living(*kinds) if id(one) not in known)
         return [type(one).__name__ for one in living if _outline(getattr(one, "module", None)) == like]
 
-    if found():
-        gc.collect()  # it may be gone already, but for a cycle
+    if not found():
+        return []
+    gc.collect()  # it may be gone already, but for a cycle
     return found()
 
 
@@ -155,8 +156,12 @@ def tell_of_new(old: Mapping[str, Tensor]) -> None:
     _watch_steps()
 
 
-def _living(kind: type[T] | tuple[type[T], ...]) -> Iterator[T]:
-    return (obj for obj in gc.get_objects() if issubclass(type(obj), kind))
+def _living(*kinds: type[T]) -> list[T]:
+    """All there are of some kinds, which have few subclasses: each object refers to its type."""
+    classes = list(kinds)
+    for kind in classes:  # which grow
+        classes += (one for one in kind.__subclasses__() if one not in classes)
+    return [each for each in gc.get_referrers(*classes) if issubclass(type(each), tuple(classes))]
 
 
 @cache
