@@ -22,6 +22,7 @@ from secateur.planning.plans import Plan
 from secateur.state.held import named_tensors
 
 T = TypeVar("T")
+_FEW = 32  # tensors whose holders are found sooner than all modules that there are
 _SHAPES = WeakTensorKeyDictionary()  # {a parameter that was cut: the shapes that it had}
 _ANEW = "wrap the model anew, on every rank: DistributedDataParallel(wrapped.module)"
 _GONE = WeakTensorKeyDictionary()  # {a parameter that a model no longer has: its name}
@@ -41,11 +42,18 @@ def check_alone(model: nn.Module, plan: Plan) -> None:
 
 
 def _others_hold(model: nn.Module, names: Mapping[int, str]) -> bool:
-    """Whether anything but the model refers to one of some tensors: if not, nobody has to be looked for."""
+    """Whether another module may hold one of some tensors: if not, it has to be looked for nowhere."""
     held = [tensor for _, tensor in named_tensors(model) if id(tensor) in names]  # once for each registry that has it
     times = Counter(map(id, held))
     # Beside the registries and this list, the variable of the loop and the call itself refer to it.
-    return any(sys.getrefcount(tensor) > 2 * times[id(tensor)] + 2 for tensor in held)
+    more = [tensor for tensor in held if sys.getrefcount(tensor) > 2 * times[id(tensor)] + 2]
+    if not 0 < len(more) <= _FEW:
+        return bool(more)
+    own = {id(registry) for module in model.modules() for registry in (module._parameters, module._buffers)}
+    dicts = (each for each in gc.get_referrers(*more) if isinstance(each, dict) and id(each) not in own)
+    return any(
+        id(value) in names for each in dicts for value in tuple(each.values())
+    )  # an optimizer has lists, and keys
 
 
 def _elsewhere(model: nn.Module, names: Mapping[int, str]) -> tuple[str, str] | None:
