@@ -50,10 +50,9 @@ def _others_hold(model: nn.Module, names: Mapping[int, str]) -> bool:
     if not 0 < len(more) <= _FEW:
         return bool(more)
     own = {id(registry) for module in model.modules() for registry in (module._parameters, module._buffers)}
+    # A module holds it in a dict as a value, an optimizer in a list and as a key.
     dicts = (each for each in gc.get_referrers(*more) if isinstance(each, dict) and id(each) not in own)
-    return any(
-        id(value) in names for each in dicts for value in tuple(each.values())
-    )  # an optimizer has lists, and keys
+    return any(id(value) in names for each in dicts for value in tuple(each.values()))
 
 
 def _elsewhere(model: nn.Module, names: Mapping[int, str]) -> tuple[str, str] | None:
