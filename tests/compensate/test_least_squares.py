@@ -121,11 +121,11 @@ class Experts(nn.Module):
 
 SMALL = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
 MODELS = {
-    "resnet18": lambda: (timm.create_model("resnet18", channels=(16, 32, 64, 96)), images(64)),
+    "resnet18": lambda: (timm.create_model("resnet18", channels=(8, 16, 24, 32)), images(64)),
     "vit": lambda: (timm.create_model("vit_tiny_patch16_224", depth=2, img_size=64), images(64)),
     "mobilenetv3": lambda: (timm.create_model("mobilenetv3_small_050"), images(64)),
-    "convnext": lambda: (timm.create_model("convnext_atto", depths=(1, 1, 2, 1)), images(64)),
-    "densenet": lambda: (timm.create_model("densenet121", block_config=(2, 2)), images(64)),
+    "convnext": lambda: (timm.create_model("convnext_atto", depths=(1, 1, 2, 1), dims=(16, 24, 32, 48)), images(64)),
+    "densenet": lambda: (timm.create_model("densenet121", block_config=(2, 2), growth_rate=8), images(32)),
     "swin": lambda: (
         timm.create_model("swin_tiny_patch4_window7_224", depths=(1, 1, 1, 1), embed_dim=32, num_heads=(1, 2, 4, 8)),
         images(224),
@@ -140,11 +140,12 @@ MODELS = {
     "lstm": lambda: (recurrent(nn.LSTM), [torch.randn(8, 10, 6), torch.randn(8, 7, 6)]),
     "gru": lambda: (recurrent(nn.GRU), [torch.randn(8, 10, 6), torch.randn(8, 7, 6)]),
 }
+SLOW = ("mobilenetv3", "convnext", "densenet", "swin")
 
 
 @pytest.mark.parametrize(
     "name",
-    [pytest.param(name, marks=pytest.mark.slow) if name in ("mobilenetv3", "swin") else name for name in MODELS],
+    [pytest.param(name, marks=pytest.mark.slow) if name in SLOW else name for name in MODELS],
 )
 def test_real_architectures_come_nearer_and_no_layer_gets_worse(name: str) -> None:
     torch.manual_seed(0)

@@ -103,7 +103,7 @@ def test_a_layer_that_is_used_twice_is_refitted() -> None:
     assert not any("shared.weight" in note for note in sec.outcome(net).notes)
 
 
-@pytest.mark.parametrize("how", ["eager", "grouped_mm", "batched_mm"])
+@pytest.mark.parametrize("how", ["eager", pytest.param("grouped_mm", marks=pytest.mark.slow), "batched_mm"])
 def test_experts_are_refitted_however_they_are_carried_out(how: str) -> None:
     torch.manual_seed(0)
     sizes = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}

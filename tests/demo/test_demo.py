@@ -67,6 +67,8 @@ def test_deterministic_and_seeded() -> None:
 
 def test_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.chdir(tmp_path)
+    ran: list[tuple[DemoOutcome, ...]] = []
+    monkeypatch.setattr("secateur.cli.demo.run_demo", lambda *args, **given: ran.append(run(*args, **given)) or ran[0])
     assert main(["demo", "--quick", "--json"]) == Exit.DONE
     said = json.loads(capsys.readouterr().out)
     assert [network["name"] for network in said["networks"]] == ["residual net", "LSTM"]
@@ -85,6 +87,7 @@ def test_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: py
         assert sum(p.numel() for p in fresh.parameters()) == plan.params.after
     assert "after recovery" in Path("secateur-demo/lstm.html").read_text(encoding="utf-8")
 
+    monkeypatch.setattr("secateur.cli.demo.run_demo", lambda *_, **__: ran[0])  # the same again
     monkeypatch.setitem(sys.modules, "transformers", None)  # as where it is not installed
     assert main(["demo", "--quick"]) == Exit.DONE  # its own results it replaces
     lines = capsys.readouterr().out.splitlines()

@@ -96,7 +96,7 @@ def every_criterion() -> None:
 @job
 def cut_and_verified() -> None:
     def cut(device: torch.device) -> tuple[nn.Module, Any]:
-        model, batch = words().to(device), texts()[0].to(device)
+        model, batch = words(1).to(device), texts()[0].to(device)
         optimizer = torch.optim.AdamW(model.parameters())
         loss(model, batch).backward()
         optimizer.step()

@@ -1,11 +1,16 @@
-"""A rank of a process group: what is named on the command line, one after the other."""
+"""A process that forks the ranks of process groups, each with jobs to do one after the other."""
 
 import learning
 import masking
 import parting
 import replicas
 import sharding
-from processes import work
+import torch
+from processes import serve
+
+import secateur as sec
 
 if __name__ == "__main__":
-    work({**vars(replicas), **vars(sharding), **vars(learning), **vars(masking), **vars(parting)})
+    torch.set_num_threads(1)
+    sec.trace(sharding.llama(), sharding.IDS)  # what torch and others do only once is done before the forks
+    serve({**vars(replicas), **vars(sharding), **vars(learning), **vars(masking), **vars(parting)})

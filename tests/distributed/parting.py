@@ -13,13 +13,16 @@ import secateur as sec
 from secateur.distributed import alone
 from secateur.io import parts
 
-FOLDER = Path(os.environ.get("SECATEUR_JOBS_FOLDER", "."))
 TIED = partial(llama, tie_word_embeddings=True)
 MODELS = {
     "net": (net, per_layer, torch.zeros(2, 8), BATCHES),
     "llama": (TIED, per_layer, IDS, [IDS]),
     "mlp": (mlp, in_parallel, torch.zeros(2, 8), BATCHES),
 }
+
+
+def folder():
+    return Path(os.environ["SECATEUR_JOBS_FOLDER"])
 
 
 def save_parts(rank, world):
@@ -31,9 +34,9 @@ def save_parts(rank, world):
         plan = sec.plan(sec.trace(model, example, variants=False), sec.Ratio(0.5), round_to=4)
         sec.apply(model, plan, shard=shard)
         train(model, torch.optim.SGD(model.parameters(), lr=0.01), batches)
-        sec.save(model, FOLDER / name, sharded=True)
-        sec.save(model, FOLDER / f"{name}.safetensors")
-        found[name] = sorted(file.name for file in (FOLDER / name).iterdir())
+        sec.save(model, folder() / name, sharded=True)
+        sec.save(model, folder() / f"{name}.safetensors")
+        found[name] = sorted(file.name for file in (folder() / name).iterdir())
     return found
 
 
@@ -47,10 +50,10 @@ def load_parts(rank, world, names=tuple(MODELS)):
     for name in names:
         make, shard, example, batches = MODELS[name]
         with alone():
-            want = sec.load(FOLDER / f"{name}.safetensors", make())
+            want = sec.load(folder() / f"{name}.safetensors", make())
         with torch.device("meta"):
             model = make()
-        sec.load(FOLDER / name, model, shard=shard)
+        sec.load(folder() / name, model, shard=shard)
         hidden, optimizer = dict(want.named_buffers()), torch.optim.SGD(model.parameters(), lr=0.01)
         found[name] = {
             "weights": distance(whole(model), want.state_dict()),

@@ -3,8 +3,7 @@
 from processes import result, run
 
 
-def test_two_ranks(monkeypatch):
-    monkeypatch.setenv("MALLOC_MMAP_THRESHOLD_", "65536")  # what is freed goes back to the system at once
+def test_two_ranks():
     two = run(2, ["fsdp_net", "fsdp_llama", "tensor_parallel", "refusals", "memory"])
     for rank in two:  # 1.6 times its shards, of which it had one to begin with, and one tensor; 2 MB for all else
         found = result(rank, "memory")

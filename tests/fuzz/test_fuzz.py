@@ -130,22 +130,22 @@ def trains(small: nn.Module, example: Any) -> None:
     assert first.grad.shape == first.shape
 
 
-@drawn(60, stem=KNOB, body=blocks(image_blocks), head=KNOB, cut=CUTS)
+@drawn(30, stem=KNOB, body=blocks(image_blocks), head=KNOB, cut=CUTS)
 def test_image_networks(stem: int, body: Any, head: int, cut: dict[str, Any]) -> None:
     check("image", stem, body, head, cut)
 
 
-@drawn(60, stem=KNOB, body=blocks(sequence_blocks), head=KNOB, cut=CUTS)
+@drawn(30, stem=KNOB, body=blocks(sequence_blocks), head=KNOB, cut=CUTS)
 def test_sequence_networks(stem: int, body: Any, head: int, cut: dict[str, Any]) -> None:
     check("sequence", stem, body, head, cut)
 
 
-@drawn(30, stem=KNOB, body=blocks(image_blocks), head=KNOB, cut=CUTS)
+@drawn(15, stem=KNOB, body=blocks(image_blocks), head=KNOB, cut=CUTS)
 def test_zeros_in_image_networks(stem: int, body: Any, head: int, cut: dict[str, Any]) -> None:
     check_zeros("image", stem, body, head, cut)
 
 
-@drawn(30, stem=KNOB, body=blocks(sequence_blocks), head=KNOB, cut=CUTS)
+@drawn(15, stem=KNOB, body=blocks(sequence_blocks), head=KNOB, cut=CUTS)
 def test_zeros_in_sequence_networks(stem: int, body: Any, head: int, cut: dict[str, Any]) -> None:
     check_zeros("sequence", stem, body, head, cut)
 

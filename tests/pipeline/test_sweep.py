@@ -139,7 +139,9 @@ def test_the_curve_is_what_compress_gives_one_by_one(name: str) -> None:
         assert point.metric == pytest.approx(math.sqrt(report.compensation.after), rel=1e-3)
 
 
-@pytest.mark.parametrize("name", ["mlp", pytest.param("test_resnet", marks=pytest.mark.slow), "test_vit"])
+@pytest.mark.parametrize(
+    "name", ["mlp", *(pytest.param(name, marks=pytest.mark.slow) for name in ("test_resnet", "test_vit"))]
+)
 def test_the_curve_falls(name: str) -> None:
     """Each budget is kept and used up, and what is cut further is predicted to cost more."""
     model, batches = (mlp(), inputs()) if name == "mlp" else pictured(name)

@@ -34,7 +34,9 @@ def test_every_size_comes_out_right_after_a_cut(ratio: float) -> None:
     assert net(x).shape == (2, 5, 8)
 
 
-@pytest.mark.parametrize("name", ["timm cait_xxs24_224", "torchvision swin_t", "transformers bart"])
+@pytest.mark.parametrize(
+    "name", [pytest.param("timm cait_xxs24_224", marks=pytest.mark.slow), "torchvision swin_t", "transformers bart"]
+)
 @pytest.mark.parametrize(
     "target",
     [

@@ -40,8 +40,9 @@ def victim() -> Iterator[Victim]:
     made.process.wait()
 
 
+@pytest.mark.parametrize("every", [3, pytest.param(1, marks=pytest.mark.slow)])
 @pytest.mark.parametrize(("floor", "best"), [(None, 2), (-1.0, 1)], ids=["to the target", "to the floor"])
-def test_killed_at_every_planted_moment(victim, tmp_path, floor, best):
+def test_killed_at_planted_moments(victim, tmp_path, floor, best, every):
     """Before each call of the user's functions, of the cut, and of everything that touches the disk."""
     status, whole = victim(tmp_path / "whole", floor=floor)
     assert status == 0
@@ -49,7 +50,7 @@ def test_killed_at_every_planted_moment(victim, tmp_path, floor, best):
     assert whole["events"] > 15
     resumed_by = set()
     before_the_floor = 0 if floor is None else whole["events"] * 2 // 3  # there it is the same as without one
-    for event in range(before_the_floor + 1, whole["events"] + 1):
+    for event in range(before_the_floor + 1, whole["events"] + 1, every):
         folder = tmp_path / str(event)
         status, _ = victim(folder, floor=floor, event=event)
         assert status == KILLED
@@ -61,7 +62,7 @@ def test_killed_at_every_planted_moment(victim, tmp_path, floor, best):
     assert min(resumed_by) < whole["events"] / 2  # the late ones did go on from where they were, not from the start
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in (1, 2))])
 def test_killed_at_random_again_and_again(victim, tmp_path, seed):
     """At any call of any Python function, ours, torch's or the user's."""
     _, whole = victim(tmp_path / "whole", call=-1)

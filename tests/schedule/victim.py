@@ -23,6 +23,7 @@ from secateur.schedule import iterate, linear, loop
 
 torch.set_num_threads(1)
 X, Y = digits(64)
+os.fsync = lambda _: None  # the process is killed, the machine goes on
 _count = 0
 
 

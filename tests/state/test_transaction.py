@@ -98,11 +98,18 @@ def _iterated(model: nn.Module, _: Any) -> Callable[[], Any]:
 JOBS = {"trace": _traced, "apply": _applied, "compress": _compressed, "iterate": _iterated}
 POINTS = {"trace": 6, "apply": 6, "compress": 3, "iterate": 2}
 MODELS: dict[str, Callable[[], nn.Module]] = {"frozen": Frozen, "odd": Odd}
+SLOW = {("trace", "odd"), ("iterate", "odd"), ("apply", "frozen")}  # each job has another model, too
 
 
 @pytest.mark.filterwarnings("ignore::secateur.SecateurWarning")  # a refit that does not help is no fault
-@pytest.mark.parametrize("model", MODELS)
-@pytest.mark.parametrize("job", JOBS)
+@pytest.mark.parametrize(
+    ("job", "model"),
+    [
+        pytest.param(job, model, marks=[pytest.mark.slow] if (job, model) in SLOW else [])
+        for job in JOBS
+        for model in MODELS
+    ],
+)
 def test_a_fault_at_many_points(job: str, model: str) -> None:
     def made() -> Any:
         torch.manual_seed(0)

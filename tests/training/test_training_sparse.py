@@ -340,7 +340,7 @@ def _process(rank, folder):
 
 
 def test_processes_that_train_together_have_the_same_masks(tmp_path):
-    torch.multiprocessing.spawn(_process, (str(tmp_path),), nprocs=2)
+    torch.multiprocessing.start_processes(_process, (str(tmp_path),), nprocs=2, start_method="fork")
     first, second = (torch.load(tmp_path / f"{rank}.pt", weights_only=True) for rank in range(2))
     assert all(torch.equal(first[name], second[name]) for name in first)
     start = net()

@@ -16,12 +16,10 @@ from zoo.architectures import MODELS, build
 
 # A few of every kind, for every run of the tests; the rest by `make zoo`.
 REPRESENTATIVE = (
-    "timm efficientvit_m0",
     "timm levit_128s",
     "timm mobilenetv3_small_050",
     "timm test_nfnet",
     "timm test_vit",
-    "torchvision densenet121",
     "torchvision shufflenet_v2_x0_5",
     "transformers deberta",
     "transformers gpt2",
@@ -119,7 +117,7 @@ def test_the_list_is_whole() -> None:
     assert set(REPRESENTATIVE) <= set(MODELS)
 
 
-COMPRESSED = ("timm test_vit", "torchvision shufflenet_v2_x0_5", "transformers llama", "transformers mixtral")
+COMPRESSED = ("timm test_resnet", "timm test_vit", "transformers llama", "transformers mixtral")
 
 
 @pytest.mark.parametrize("line", COMPRESSED)

@@ -22,6 +22,7 @@ from secateur.planning.plans import Plan
 from secateur.state.held import named_tensors
 
 T = TypeVar("T")
+_FEW = 32  # tensors whose holders are found sooner than all modules that there are
 _SHAPES = WeakTensorKeyDictionary()  # {a parameter that was cut: the shapes that it had}
 _ANEW = "wrap the model anew, on every rank: DistributedDataParallel(wrapped.module)"
 _GONE = WeakTensorKeyDictionary()  # {a parameter that a model no longer has: its name}
@@ -41,18 +42,24 @@ def check_alone(model: nn.Module, plan: Plan) -> None:
 
 
 def _others_hold(model: nn.Module, names: Mapping[int, str]) -> bool:
-    """Whether anything but the model refers to one of some tensors: if not, nobody has to be looked for."""
+    """Whether another module may hold one of some tensors: if not, it has to be looked for nowhere."""
     held = [tensor for _, tensor in named_tensors(model) if id(tensor) in names]  # once for each registry that has it
     times = Counter(map(id, held))
     # Beside the registries and this list, the variable of the loop and the call itself refer to it.
-    return any(sys.getrefcount(tensor) > 2 * times[id(tensor)] + 2 for tensor in held)
+    more = [tensor for tensor in held if sys.getrefcount(tensor) > 2 * times[id(tensor)] + 2]
+    if not 0 < len(more) <= _FEW:
+        return bool(more)
+    own = {id(registry) for module in model.modules() for registry in (module._parameters, module._buffers)}
+    # A module holds it in a dict as a value, an optimizer in a list and as a key.
+    dicts = (each for each in gc.get_referrers(*more) if isinstance(each, dict) and id(each) not in own)
+    return any(id(value) in names for each in dicts for value in tuple(each.values()))
 
 
 def _elsewhere(model: nn.Module, names: Mapping[int, str]) -> tuple[str, str] | None:
     """A tensor that a module outside of the model holds, and the kind of that module."""
     own = set(map(id, model.modules()))
-    for module in _living(nn.Module):
-        if id(module) not in own:
+    for module in gc.get_objects():
+        if issubclass(type(module), nn.Module) and id(module) not in own:
             for registry in ("_parameters", "_buffers"):
                 for tensor in tuple((module.__dict__.get(registry) or {}).values()):
                     if id(tensor) in names:
@@ -136,11 +143,12 @@ def averages(model: nn.Module, but: Sequence[nn.Module] = ()) -> list[str]:
     like, known = _outline(model), {id(unit) for one in but for unit in one.modules()}
 
     def found() -> list[str]:
-        living = (one for one in _living(tuple(kinds)) if id(one) not in known)
+        living = (one for one in _living(*kinds) if id(one) not in known)
         return [type(one).__name__ for one in living if _outline(getattr(one, "module", None)) == like]
 
-    if found():
-        gc.collect()  # it may be gone already, but for a cycle
+    if not found():
+        return []
+    gc.collect()  # it may be gone already, but for a cycle
     return found()
 
 
@@ -155,8 +163,12 @@ def tell_of_new(old: Mapping[str, Tensor]) -> None:
     _watch_steps()
 
 
-def _living(kind: type[T] | tuple[type[T], ...]) -> Iterator[T]:
-    return (obj for obj in gc.get_objects() if issubclass(type(obj), kind))
+def _living(*kinds: type[T]) -> list[T]:
+    """All there are of some kinds, which have few subclasses: each object refers to its type."""
+    classes = list(kinds)
+    for kind in classes:  # which grow
+        classes += (one for one in kind.__subclasses__() if one not in classes)
+    return [each for each in gc.get_referrers(*classes) if issubclass(type(each), tuple(classes))]
 
 
 @cache
