@@ -65,6 +65,31 @@ def test_blocks_come_nearer_than_layers_by_themselves() -> None:
     assert not any(module._forward_hooks or module._forward_pre_hooks for module in together.modules())
 
 
+def outputs(net: nn.Module, batches: list[Tensor]) -> dict[str, list[Tensor]]:
+    """What each block puts out, seen from outside."""
+    found: dict[str, list[Tensor]] = {}
+    with torch.no_grad():
+        for batch in batches:
+            x = net[0](batch)
+            for number, block in enumerate(net[1]):
+                x = block(x)
+                found.setdefault(f"1.{number}", []).append(x.clone())
+    return found
+
+
+def test_what_is_said_of_a_block_is_what_it_does_in_the_model() -> None:
+    net, batches = small_resnet(), images()
+    whole = copy.deepcopy(net)
+    fitted = {layer.name: layer for layer in cut(net, batches, 30).layers if "together" in layer.note}
+    assert len(fitted) > 2
+    held = [batches[7], batches[15]]
+    ours, theirs = outputs(net, held), outputs(whole, held)
+    for name, layer in fitted.items():
+        pairs = zip(ours[name], theirs[name], strict=True)
+        off = [float((a - b).square().mean() / (b - b.mean(0)).square().mean()) for a, b in pairs]
+        assert layer.after == pytest.approx(sum(off) / 2, rel=1e-3), name
+
+
 @pytest.mark.parametrize("target", [sec.Macs(0.6), sec.Ratio(0.25)])  # hidden units; the residual stream as well
 def test_a_language_model(target: sec.Macs | sec.Ratio) -> None:
     torch.manual_seed(0)

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -58,13 +59,11 @@ def fit_blocks(
             for (name, first), (_, after) in progress([*zip(spans, [*spans[1:], ("", None)], strict=True)], "blocks"):
                 samples = []
                 for number in range(len(batches)):
-                    entered.wanted, left.wanted = name, name
-                    other.run(number, _until(first))
-                    one.run(number, _until(after))
-                    samples.append(_sample(entered.found, left.found))
-                    entered.found = left.found = None
-                block = cut.get_submodule(name)
-                fit = _fitted(block, name, plan, samples, steps)
+                    with entered.of(name), left.of(name):
+                        other.run(number, _until(first))
+                        one.run(number, _until(after))
+                        samples.append(_sample(entered.found, left.found))
+                fit = _fitted(cut.get_submodule(name), name, plan, samples, steps)
                 if fit is not None:
                     found.append(fit)
     return tuple(found)
@@ -82,39 +81,43 @@ def _until(name: str | None) -> Any:
     return None if name is None else see
 
 
-class _Entered:
-    """Notes what a module is called with."""
+class _Noted:
+    """Notes something of a module's call."""
+
+    def __init__(self) -> None:
+        self._wanted: str | None = None
+        self.found: Any = None
+
+    @contextmanager
+    def of(self, name: str) -> Iterator[None]:
+        """Inside, that of the first call of some module."""
+        self._wanted, self.found = name, None
+        yield
+        self._wanted = self.found = None
+
+    def note(self, name: str, noted: Any) -> None:
+        """What is to be noted of a call of a module."""
+        if name == self._wanted and self.found is None:
+            with without_modes():  # it is no op of the model's
+                self.found = mapped(noted, Tensor.clone)
+
+
+class _Entered(_Noted):
+    """What a module is called with: arguments and keyword arguments."""
 
     def __init__(self, model: nn.Module) -> None:
-        self.wanted, self.found = None, None  # type: tuple[str | None, tuple[Any, Any] | None]
+        super().__init__()
         for name, module in model.named_modules():
-            module.register_forward_pre_hook(self._hook(name), with_kwargs=True)
-
-    def _hook(self, name: str) -> Any:
-        def hook(_: nn.Module, args: Any, kwargs: Any) -> None:
-            if name == self.wanted and self.found is None:
-                with without_modes():  # it is no op of the model's
-                    self.found = mapped(args, Tensor.clone), mapped(kwargs, Tensor.clone)
-
-        return hook
+            module.register_forward_pre_hook(lambda _, a, k, name=name: self.note(name, (a, k)), with_kwargs=True)
 
 
-class _Left:
-    """Notes what a module puts out."""
+class _Left(_Noted):
+    """What a module puts out: the first tensor of it."""
 
     def __init__(self, model: nn.Module) -> None:
-        self.wanted, self.found = None, None  # type: tuple[str | None, Tensor | None]
+        super().__init__()
         for name, module in model.named_modules():
-            module.register_forward_hook(self._hook(name))
-
-    def _hook(self, name: str) -> Any:
-        def hook(_: nn.Module, __: Any, output: Any) -> None:
-            if name == self.wanted:
-                made = _first(output)
-                with without_modes():
-                    self.found = None if made is None else made.clone()
-
-        return hook
+            module.register_forward_hook(lambda _, __, out, name=name: self.note(name, _first(out)))
 
 
 def _first(output: Any) -> Tensor | None:
