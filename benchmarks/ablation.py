@@ -1,13 +1,15 @@
-"""What more data, rotations, rank and depth bring to `sec.compress`, each alone: no labels, one seed.
+"""What more data, rotations, rank, depth and blocks fitted as a whole bring to `sec.compress`, each alone: no labels.
 
     python benchmarks/ablation.py minilm --factor 1.25 --batches 8
     python benchmarks/ablation.py resnet56 --ways rotated depth --tests 80
+    python benchmarks/ablation.py resnet56 --ways rotated together --batches 16 --tests 80 --seed 1
     python benchmarks/ablation.py smollm2 --factor 1.25 --batches 24 --tests 80
     python benchmarks/ablation.py smollm2 --predicted --batches 3
 
 A task of benchmarks/accuracy is cut with the same data in several ways: without the rotation of axes that only linear
 maps touch, with it (as `compress` does by itself), and with one thing more each: layers as products of two where that
-pays (those that `--layers` names), as many blocks gone as do best.
+pays (those that `--layers` names), as many blocks gone as do best, the layers of each block fitted together.
+Of `--batches` beyond those of a task's calibration data, further draws of these are taken; `--seed` makes others.
 `--tests` are batches of the test data. SmolLM2's batches are two windows of 512 tokens, the first of the training text,
 and its `--tests` windows of the test text. With `--predicted` nothing is cut: what `Reconstruction` expects the output
 to lose when an eighth, a quarter and a half of each free axis go, summed over all of them, in its own basis and in the
@@ -21,6 +23,7 @@ import shlex
 import subprocess
 import sys
 import time
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -37,7 +40,8 @@ from secateur.importance.weights import Weights
 from secateur.pipeline.bases import Bases
 
 RESULTS = Path(__file__).parent / "results" / "ablation.json"
-WAYS = ("plain", "rotated", "rank", "depth")
+WAYS = ("plain", "rotated", "rank", "depth", "together")
+STEPS = 120  # of each block
 SHARES = (1 / 8, 1 / 4, 1 / 2)
 
 
@@ -45,7 +49,12 @@ def data(task: Task, given: argparse.Namespace) -> list[Any]:
     """Inputs alone: no method here has a use for labels."""
     if task.name == "smollm2":
         return list(language.windows("train", 2 * given.batches).split(2))
-    return [inputs for inputs, _ in task.calibration(0)][: given.batches]
+    found: list[Any] = []
+    for draw in count(1000 * given.seed):
+        found += [inputs for inputs, _ in task.calibration(draw)]
+        if len(found) >= given.batches:
+            return found[: given.batches]
+    raise AssertionError
 
 
 def cut(task: Task, way: str, given: argparse.Namespace) -> dict[str, Any]:
@@ -57,6 +66,7 @@ def cut(task: Task, way: str, given: argparse.Namespace) -> dict[str, Any]:
         "plain": {"importance": sec.Reconstruction(batches[:16])},  # as `compress` ranks, without rotating
         "rank": {"rank": given.layers},
         "depth": {"blocks": "auto"},
+        "together": {"joint": STEPS},
     }
     start = time.process_time()
     target = task.budget(given.factor)
@@ -67,6 +77,7 @@ def cut(task: Task, way: str, given: argparse.Namespace) -> dict[str, Any]:
         "way": way,
         "score": score,
         "tests": len(tests),
+        "seed": given.seed,
         "error": report.compensation.after,
         "seconds": seconds,
         "why": report.why,
@@ -97,6 +108,7 @@ def main() -> None:
     parser.add_argument("--factor", type=float, default=2.1)
     parser.add_argument("--batches", type=int, default=8)
     parser.add_argument("--tests", type=int, default=8)
+    parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--layers", nargs="+", default=["*"])
     parser.add_argument("--ways", nargs="+", choices=WAYS, default=WAYS[:2])
     parser.add_argument("--predicted", action="store_true")
