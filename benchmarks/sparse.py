@@ -21,6 +21,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -45,8 +46,9 @@ METHODS: dict[str, Callable[[], Any]] = {
 }
 
 
+@cache
 def commit() -> str:
-    """The commit that is checked out, marked where files differ from it."""
+    """The commit that was checked out when this began, marked where files differ from it."""
     run = subprocess.run(["git", "describe", "--always", "--dirty"], capture_output=True, text=True, check=True)
     return run.stdout.strip()
 
@@ -309,6 +311,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parts.add_parser("speed")
     parts.add_parser("page")
     args = parser.parse_args(arguments)
+    commit()
     {"language": language, "vision": vision, "speed": speed, "page": page}[args.part](args)
 
 

@@ -46,6 +46,7 @@ MUTATIONS = [
     Mutation("tracing/examples.py:with_rest", "return example", BEYOND),
     Mutation("tracing/examples.py:with_mask", "return example", f"tests/tracing/test_trace_runs.py {BEYOND}"),
     Mutation("tracing/unreached.py:protect", "return None", BEYOND),
+    Mutation("tracing/unreached.py:_whichever", "return None", BEYOND),
     Mutation("tracing/graph.py:_keep_tables", "return None", f"tests/tracing/test_trace_tables.py {BEYOND}"),
     Mutation("tracing/graph.py:_keep_given", "return None", f"tests/tracing/test_trace_tables.py {BEYOND}"),
     # sizes as numbers
@@ -101,6 +102,11 @@ MUTATIONS = [
     # blocks and experts that go
     Mutation("planning/depth.py:changed_numbers", "yield from ()", "tests/pipeline/test_depth.py"),
     Mutation("planning/depth.py:_lists_in", "return {}", "tests/pipeline/test_depth.py"),
+    # blocks that are fitted as a whole, and ranks that are gone
+    Mutation("compensate/joint.py:_repeats", "return True", "tests/compensate/test_joint.py"),
+    Mutation("compensate/joint.py:_descended", "return dict(own)", "tests/compensate/test_joint.py"),
+    Mutation("compensate/joint.py:_Noted.of", "self._wanted = name; yield", "tests/compensate/test_joint.py"),
+    Mutation("distributed/meeting.py:_Watch._gone", "return False", "tests/distributed/test_replicas.py"),
     # what a constructor builds
     Mutation("planning/loadable.py:_check_shapes", "return None", "tests/planning/test_plan_loadable.py"),
     Mutation("planning/loadable.py:_check_tables", "return None", "tests/planning/test_plan_loadable.py"),
