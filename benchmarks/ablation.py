@@ -41,7 +41,6 @@ from secateur.pipeline.bases import Bases
 
 RESULTS = Path(__file__).parent / "results" / "ablation.json"
 WAYS = ("plain", "rotated", "rank", "depth", "together")
-STEPS = 120  # of each block
 SHARES = (1 / 8, 1 / 4, 1 / 2)
 
 
@@ -66,7 +65,7 @@ def cut(task: Task, way: str, given: argparse.Namespace) -> dict[str, Any]:
         "plain": {"importance": sec.Reconstruction(batches[:16])},  # as `compress` ranks, without rotating
         "rank": {"rank": given.layers},
         "depth": {"blocks": "auto"},
-        "together": {"joint": STEPS},
+        "together": {"joint": given.steps},
     }
     start = time.process_time()
     target = task.budget(given.factor)
@@ -109,6 +108,7 @@ def main() -> None:
     parser.add_argument("--batches", type=int, default=8)
     parser.add_argument("--tests", type=int, default=8)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--steps", type=int, default=120, help="that each block takes, where they are fitted as a whole")
     parser.add_argument("--layers", nargs="+", default=["*"])
     parser.add_argument("--ways", nargs="+", choices=WAYS, default=WAYS[:2])
     parser.add_argument("--predicted", action="store_true")
