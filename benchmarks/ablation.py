@@ -108,7 +108,7 @@ def main() -> None:
     parser.add_argument("--batches", type=int, default=8)
     parser.add_argument("--tests", type=int, default=8)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--steps", type=int, default=120, help="that each block takes, where they are fitted as a whole")
+    parser.add_argument("--steps", type=int, default=120, help="of each block, where they are fitted as a whole")
     parser.add_argument("--layers", nargs="+", default=["*"])
     parser.add_argument("--ways", nargs="+", choices=WAYS, default=WAYS[:2])
     parser.add_argument("--predicted", action="store_true")
