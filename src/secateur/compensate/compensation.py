@@ -129,8 +129,8 @@ def _refitted(
         refit = Refit(recipe, found, plan, dict(named_tensors(cut)), stops, held)
         refit.solve(repeated(whole, refit.tensors, refit.kept, batches, held, again), is_dealt(batches))
         made = Pairs(one, other, found)
-        norms = [name for name in found[1].variances if found[1].means[name] == 1] if recipe.statistics else []
-        norms = [name for name in norms if not name.startswith(done)] if done else norms
+        once = [name for name in found[1].variances if found[1].means[name] == 1 and not name.startswith(done)]
+        norms = once if recipe.statistics else []
         for names in progress(made.stages(stops, norms), type(recipe).__name__):
             refit.stage(names, made)
         judges = _mine(_judges(len(batches)), batches)

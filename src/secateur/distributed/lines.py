@@ -21,7 +21,10 @@ def listen(ranks: int) -> tuple[socket.socket, str]:
 
 
 class RankLine:
-    """A connection to the socket of another rank; one that cannot be made tells nothing.
+    """A connection to the socket of another rank.
+
+    One that cannot be made tells little: a name may be that of another machine here, or a wall be in between. Whether
+    it was `refused` is known.
 
     >>> door, address = listen(1)
     >>> line = RankLine(address)
@@ -33,20 +36,20 @@ class RankLine:
     """
 
     def __init__(self, address: str) -> None:
-        self._refused, self._end = False, None  # type: tuple[bool, socket.socket | None]
+        self.refused, self._end = False, None  # type: tuple[bool, socket.socket | None]
         host, port = address.split()
         try:
             self._end = socket.create_connection((host, int(port)), _PATIENCE)
             self._end.setblocking(False)
         except ConnectionRefusedError:  # the machine is there, and nobody listens
-            self._refused = True
+            self.refused = True
         except OSError:  # no way there
             pass
 
     def dead(self) -> bool:
         """Whether the other process is known to be gone."""
         if self._end is None:
-            return self._refused
+            return False
         try:
             return not self._end.recv(1)
         except BlockingIOError:  # nothing was said, and the line is open

@@ -24,6 +24,7 @@ from secateur.errors import ApplyError
 _POLL = 0.01  # seconds between two looks
 _BEAT = 1.0  # seconds between two signs of life
 _SILENCE = 30.0  # seconds without any, after which a rank is given up
+_DOUBT = 5.0  # seconds without any, if nobody listens where it was
 _KNOWN = "raised on every rank"
 _LONGEST = 1800.0  # seconds to wait for one that shows life, or was never heard of
 
@@ -204,10 +205,11 @@ class _Watch:
         if now - self.begun < _BEAT:
             return
         for rank in missing:
-            if self._gone(rank) and _look(_here.number - 1, rank) is None:  # it may have come just before its end
-                raise _between_ranks(f"{what}: the process of rank {rank} is gone")
             beat = self._read(f"beat/{rank}")
             before, since = self.last.setdefault(rank, (beat, now))
+            gone = self._gone(rank, silent=now - since if beat == before else 0.0)
+            if gone and _look(_here.number - 1, rank) is None:  # it may have come just before its end
+                raise _between_ranks(f"{what}: the process of rank {rank} is gone")
             if beat != before:
                 self.last[rank] = beat, now
             elif beat and now - since > _SILENCE:
@@ -219,11 +221,12 @@ class _Watch:
                 "or inside of secateur.distributed.alone()"
             )
 
-    def _gone(self, rank: int) -> bool:
-        """Whether the process of a rank is known to have ended."""
+    def _gone(self, rank: int, silent: float) -> bool:
+        """Whether the process of a rank has ended, which was silent for so many seconds."""
         if rank not in _here.lines and (address := self._read(f"line/{rank}")):
             _here.lines[rank] = RankLine(address.decode())
-        return rank in _here.lines and _here.lines[rank].dead()
+        line = _here.lines.get(rank)
+        return line is not None and (line.dead() or (line.refused and silent > _DOUBT))
 
     def _read(self, key: str) -> bytes:
         return bytes(self.store.get(key)) if self.store.check([key]) else b""
