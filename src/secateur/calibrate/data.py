@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import KW_ONLY, dataclass, field
@@ -143,7 +144,23 @@ def taken(batches: Any, what: str, example: Any = None) -> Iterator[Sequence[Any
         yield found
 
 
-class Some(Sequence[Any]):
+class Batches(Sequence[Any], ABC):
+    """Batches by number; how one is come by is for each kind to say."""
+
+    @abstractmethod
+    def at(self, number: int) -> Any:
+        """One of the batches."""
+
+    @overload
+    def __getitem__(self, number: int) -> Any: ...
+    @overload
+    def __getitem__(self, number: slice) -> list[Any]: ...
+    def __getitem__(self, number: int | slice) -> Any:
+        chosen = range(len(self))[number]
+        return self.at(chosen) if isinstance(chosen, int) else [self.at(n) for n in chosen]
+
+
+class Some(Batches):
     """At most so many of some batches, spread evenly.
 
     >>> list(Some([0, 1, 2, 3, 4, 5], 3)), list(Some([0, 1], 3))
@@ -169,16 +186,11 @@ class Some(Sequence[Any]):
     def __len__(self) -> int:
         return len(self._chosen)
 
-    @overload
-    def __getitem__(self, number: int) -> Any: ...
-    @overload
-    def __getitem__(self, number: slice) -> list[Any]: ...
-    def __getitem__(self, number: int | slice) -> Any:
-        chosen = self._chosen[number]
-        return [self._batches[n] for n in chosen] if isinstance(chosen, list) else self._batches[chosen]
+    def at(self, number: int) -> Any:
+        return self._batches[self._chosen[number]]
 
 
-class Dealt(Sequence[Any]):
+class Dealt(Batches):
     """The batches of all ranks, of which this one has its own and the first, numbered as one process would have them.
 
     The first is there for all to see how the model goes; it counts where it came from.
@@ -197,15 +209,8 @@ class Dealt(Sequence[Any]):
     def __len__(self) -> int:
         return self._count
 
-    @overload
-    def __getitem__(self, number: int) -> Any: ...
-    @overload
-    def __getitem__(self, number: slice) -> list[Any]: ...
-    def __getitem__(self, number: int | slice) -> Any:
-        if isinstance(number, slice):
-            return [self[n] for n in range(self._count)[number]]
-        at = range(self._count)[number]
-        return self._first if not at else self._batches[self._held[at]]
+    def at(self, number: int) -> Any:
+        return self._first if not number else self._batches[self._held[number]]
 
 
 def own(batches: Sequence[Any]) -> Sequence[int]:
@@ -234,7 +239,7 @@ def dealt(batches: Any, what: str, example: Any = None) -> Iterator[Sequence[Any
 
     They are numbered as `each` has them: the first of each rank, then the second of each, and so on.
     """
-    if isinstance(batches, Some | Dealt | Spooled):
+    if isinstance(batches, Batches):
         yield batches
         return
     if ranks() == 1:
@@ -264,7 +269,7 @@ class _Form(NamedTuple):
     device: torch.device
 
 
-class Spooled(Sequence[Any]):
+class Spooled(Batches):
     """Batches that were put aside."""
 
     def __init__(self, spill: Spill) -> None:
@@ -280,15 +285,8 @@ class Spooled(Sequence[Any]):
     def __len__(self) -> int:
         return len(self._forms)
 
-    @overload
-    def __getitem__(self, number: int) -> Any: ...
-    @overload
-    def __getitem__(self, number: slice) -> list[Any]: ...
-    def __getitem__(self, number: int | slice) -> Any:
-        if isinstance(number, slice):
-            return [self[n] for n in range(len(self))[number]]
-        at = range(len(self))[number]
-        return _got(self._forms[at], self._spill.get(f"{at}"))
+    def at(self, number: int) -> Any:
+        return _got(self._forms[number], self._spill.get(f"{number}"))
 
 
 def _put(value: Any, tensors: dict[str, Tensor]) -> Any:
