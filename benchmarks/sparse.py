@@ -136,6 +136,7 @@ def lamp(weight: Tensor) -> Tensor:
 
 VISION: dict[str, tuple[Any, Any]] = {
     "ADMM": (sec.ADMM(), None),
+    "ADMM, prices": (sec.ADMM(), sec.Prices()),
     "SparseGPT": (sec.SparseGPT(), None),
     "SparseGPT, ERK": (sec.SparseGPT(), sec.ERK()),
     "magnitude, LAMP": (sec.Magnitude(), Global(lamp)),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -51,12 +52,11 @@ class ADMM:
         weight = problem.weight.to(xx) * scale.unsqueeze(1)
         mask = mask_of(weight)
         sparse, pull = torch.where(mask, weight, 0), torch.zeros_like(weight)
-        eye = torch.eye(xx.shape[-1], dtype=xx.dtype, device=xx.device)
         strength = self.start
         for _ in range(self.rounds):
-            inverse = torch.cholesky_inverse(torch.linalg.cholesky(xx + strength * eye))
+            solve = _solver(xx, strength, few=self.steps * weight.shape[1] < weight.shape[2])
             for _ in range(self.steps):
-                weight = (yx - pull + strength * sparse) @ inverse
+                weight = solve(yx - pull + strength * sparse)
                 both = weight + pull / strength
                 mask = mask_of(both)
                 sparse = torch.where(mask, both, 0)
@@ -70,6 +70,15 @@ class ADMM:
             return self.ridge
         share = _INPUTS_PER_ROW * problem.xx.shape[-1] / problem.rows if problem.rows else 0.0
         return min(max(share, _LEAST), 1.0)
+
+
+def _solver(xx: Tensor, strength: float, few: bool) -> Callable[[Tensor], Tensor]:
+    """What multiplies rows by the inverse of `xx` plus a strength; if they are few, it is not worth to compute it."""
+    factor = torch.linalg.cholesky(xx + strength * torch.eye(xx.shape[-1], dtype=xx.dtype, device=xx.device))
+    if few:
+        return lambda rows: torch.cholesky_solve(rows.mT, factor).mT
+    inverse = torch.cholesky_inverse(factor)
+    return lambda rows: rows @ inverse
 
 
 def on_support(xx: Tensor, yx: Tensor, mask: Tensor, start: Tensor, steps: int) -> Tensor:
