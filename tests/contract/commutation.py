@@ -140,8 +140,8 @@ class Trial:
         for first, *others in self.size_layouts.values():
             for other in others:
                 tracer.sizes.equal_counts(first, other, "one size argument")
-        self.sizes = Equations.of(tracer, _no_place, dict)
-        every = chain.from_iterable(_own_layouts(value) for value in (*inputs, *outputs))
+        every = list(chain.from_iterable(_own_layouts(value) for value in (*inputs, *outputs)))
+        self.sizes = Equations.of(tracer, _no_place, lambda: {a: "" for layout in every for a in free_atoms(layout)})
         self.atoms = list(dict.fromkeys(atom for layout in every for atom in free_atoms(layout)))
 
     def draw(self, atoms: Iterable[Atom], rng: random.Random) -> dict[Atom, Mask]:

@@ -208,7 +208,7 @@ def test_attributes_that_no_plan_may_set(data, both, path):
     both(data, words)
     data["attributes"] = []
     data["held"] = [{"module": "", "path": path, "keep": {"0": [0]}}]
-    if path != name("offset"):
+    if path not in (name("offset"), name("missing")):  # a cache that the model has not made yet is left out
         both(data, f"{words}|not a tensor")
 
 

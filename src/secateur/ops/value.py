@@ -127,7 +127,7 @@ class Call:
 
     def fixed(self, size: int, reason: str = "") -> Atom:
         """A dimension that no cut can change."""
-        return Atom(size, reason or self.name)
+        return Atom(size, reason or (self.reason("makes it anew") if size > 1 else self.name))
 
     def fresh(self, size: int) -> Atom:
         """A new axis, whose size the function that was called must explain."""

@@ -48,10 +48,16 @@ def held_here(model: nn.Module, plan: Plan) -> Plan:
     modules = dict(model.named_modules())
 
     def held(place: Place) -> bool:
-        try:
-            return reached(modules, place) is not None
-        except PlanError:  # it is refused where the plan is carried out
-            return True
+        """Whether the way to a place does not end in nothing, or in a container that was not filled yet."""
+        last: Any = modules.get(place.owner)
+        for end, step in enumerate(place.path, 1):
+            try:
+                last = reached(modules, Place(place.owner, place.path[:end]))
+            except PlanError:  # where it leads elsewhere, it is refused when the plan is carried out
+                unset = end == 1 and isinstance(last, nn.Module) and not hasattr(last, str(step))
+                empty = isinstance(last, list | tuple | dict) and not last
+                return not (unset or last is None or empty)
+        return last is not None
 
     return replace(plan, kept_in_attributes=tuple(each for each in plan.kept_in_attributes if held(each[0])))
 

@@ -26,12 +26,20 @@ _OUTPUT = re.compile(r"(out|output)(?![a-z])|c2")
 def told_sizes(graph: Graph, after: Mapping[str, Sequence[int]], known: Collection[Place]) -> Iterator[Written]:
     """Attributes such as `in_channels` that the traced run did not read: another method may.
 
-    One follows if it has the name of a width, and if everything in its module that has this size, at least one
-    dimension of a parameter, will have one and the same other. `in…` looks at what the module reads but does not make,
-    `out…` at what it makes but does not read.
+    One follows if what its module's constructor made with it will have one and the same other size (`graph.stated`).
+    Where that does not tell, one follows that has the name of a width, if everything in its module that has this size,
+    at least one dimension of a parameter, will have one and the same other. `in…` looks at what the module reads but
+    does not make, `out…` at what it makes but does not read.
     """
-    model = graph.model
-    said = [place for place in _widths(model) if place not in known and place not in graph.equations.read]
+    model, known = graph.model, {*known, *graph.equations.read}
+    for one in graph.stated:
+        sites = (Site(name, i) for name in one.tensors for i in range(len(graph.layouts[name])))
+        sizes = {after[site.tensor][site.dim] for site in sites if _layout(graph, site).size == one.value}
+        if one.place not in known and len(sizes) == 1:
+            known.add(one.place)
+            if (new := sizes.pop()) != one.value:
+                yield one.place, one.value, new
+    said = [place for place in _widths(model) if place not in known]
     if not said:
         return
     below = _below(name for name in graph.layouts if graph.kinds[name] != "attribute")

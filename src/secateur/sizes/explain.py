@@ -101,8 +101,15 @@ class Explainer:
     judges: bool = True  # whether what happens now counts for what is exact
     reals: bool = False  # whether floats made of sizes remember, too
     _ear: Ear | None = None
-    _fresh: dict[Atom, None] = field(default_factory=dict)  # axes that the present call made from nothing
+    made: set[Atom] = field(default_factory=set)  # axes that calls made from nothing
+    _fresh: dict[Atom, None] = field(default_factory=dict)  # those of the present call
     _explained: list[Layout] = field(default_factory=list)  # layouts whose size the present call was given
+
+    def exprs(self) -> Iterator[Expr]:
+        """Every expression that was given as a size, compared, or used as a number."""
+        yield from (equation.expr for equation in self.equations)
+        yield from (side for one in self.comparisons for side in (one.left, one.right))
+        yield from (use.expr for use in self.value_uses)
 
     # sizes that remember --------------------------------------------------------------------------------------------
 
@@ -250,6 +257,7 @@ class Explainer:
         """A new axis, whose size the function that was called must explain."""
         axis = Atom(size)
         self._fresh[axis] = None
+        self.made.add(axis)
         return axis
 
     def account(self, name: str, given: Callable[[], Iterable[Layout]]) -> None:

@@ -12,6 +12,7 @@ import itertools
 import math
 import random
 import re
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -21,6 +22,7 @@ from typing import Any
 from secateur.axes import Atom, Layout, Product, fix, free_atoms, note, resolve
 from secateur.axes import atoms as atoms_in
 from secateur.axes.polynomial import Counts
+from secateur.sizes.explain import Explainer, SizeEquation
 from secateur.sizes.size import ARITHMETIC, COMPARISONS, Attr, Dim, Expr, Lit, Op, expr_atoms, parts, places, words
 from secateur.state.held import Place
 from secateur.tracing.tracer import Tracer
@@ -85,7 +87,9 @@ class Equations:
     def of(tracer: Tracer, read: Callable[[Place], int], names: Callable[[], Mapping[Atom, str]]) -> "Equations":
         """Those of a traced run. Axes that must stay whole are fixed; `read` tells what places hold."""
         sizes = tracer.sizes
-        wanted = [Constraint("==", e.expr, Dim(e.layout), True, e.where, e.why) for e in sizes.equations]
+        lone = _lone(sizes) - names().keys()
+        met = [e for e in sizes.equations if not _follows(e, lone)]
+        wanted = [Constraint("==", e.expr, Dim(e.layout), True, e.where, e.why) for e in met]
         seen = [Constraint(c.symbol, c.left, c.right, c.outcome, c.where) for c in sizes.comparisons]
         exprs = [e for c in (*wanted, *seen) for e in (c.left, c.right)] + [use.expr for use in sizes.value_uses]
         asked = dict.fromkeys(place for expr in exprs for place in places(expr))  # in an order that every process has
@@ -284,6 +288,26 @@ def _size_program(layout: Layout) -> Program:
         return lambda _: whole
     parts, combine = [_size_program(part) for part in layout.parts], math.prod if isinstance(layout, Product) else sum
     return lambda counts: combine([part(counts) for part in parts])
+
+
+def _lone(sizes: Explainer) -> set[Atom]:
+    """Axes that were made from nothing, and of which one size speaks."""
+    speak = Counter(atom for expr in sizes.exprs() for atom in expr_atoms(expr))
+    speak.update(atom for equation in sizes.equations for atom in free_atoms(equation.layout))
+    return {atom for atom, times in speak.items() if times == 1 and atom in sizes.made}
+
+
+def _follows(equation: SizeEquation, lone: Collection[Atom]) -> bool:
+    """Whether an axis that was made with a size has met nothing since: then it is as long as it is told to be.
+
+    What was computed from it may tell how long it was, so that the axes that told it are inexact.
+    """
+    told = expr_atoms(equation.expr)
+    if not told or resolve(equation.layout) not in lone:
+        return False
+    for atom in told:
+        note(atom, f"a tensor is made with its size ({equation.where})")
+    return True
 
 
 def _distinct(constraints: Iterable[Constraint]) -> list[Constraint]:

@@ -11,11 +11,13 @@ import numpy as np
 from torch import nn
 
 from secateur.axes import Atom, Layout, Polynomial, atoms, fix, free_atoms, inherent, owned, resolve, why_fixed
+from secateur.sizes.size import places
 from secateur.state.held import Place, read
 from secateur.tracing.capture import Capture
 from secateur.tracing.equations import Constraint, Equations
 from secateur.tracing.naming import hint_attention, name_axes
 from secateur.tracing.source import Source
+from secateur.tracing.stated import Stated, stated_sizes
 from secateur.tracing.steps import TimedOp
 from secateur.tracing.tracer import OpCost, Use
 from secateur.tracing.unreached import protect
@@ -104,6 +106,7 @@ class Graph:
     unseen: tuple[Unseen, ...] = ()  # what no run showed
     others: tuple[Any, ...] = field(default=(), repr=False)  # further examples, that of other sizes included
     make: Any = field(default=None, repr=False)  # how the model is built, if the user says
+    stated: tuple[Stated, ...] = field(default=(), repr=False)  # sizes in attributes that no run read
 
     @property
     def model(self) -> nn.Module:
@@ -140,14 +143,19 @@ class Graph:
 
 
 def _keep_tables(capture: Capture) -> None:
-    """Fix what only buffers have and no product sums over: the part of a table that a longer input would need."""
-    dims = [dim for name, value in capture.values.items() if capture.kinds[name] == "parameter" for dim in value.dims]
-    dims += [layout for cost in capture.tracer.costs for layout in cost.layouts]
-    weighty = {atom for dim in dims for atom in free_atoms(dim)}
+    """Fix what only buffers have, or one parameter, and no product sums over: the part of a table that was not looked
+    up, which a longer input would need."""
+    weighty = {atom for cost in capture.tracer.costs for dim in cost.layouts for atom in free_atoms(dim)}
+    holders: dict[Atom, list[str]] = {}
     for name, value in capture.values.items():
-        if capture.kinds[name] == "buffer":
-            for atom in {atom for dim in value.dims for atom in free_atoms(dim)} - weighty:
-                fix(atom, "only in buffers: cutting it saves nothing, and another input may need it")
+        for atom in {atom for dim in value.dims for atom in free_atoms(dim)} - weighty:
+            holders.setdefault(atom, []).append(name)
+    for atom, names in holders.items():
+        parameters = [name for name in names if capture.kinds[name] == "parameter"]
+        if not parameters and any(capture.kinds[name] == "buffer" for name in names):
+            fix(atom, "only in buffers: cutting it saves nothing, and another input may need it")
+        elif len(parameters) == 1:
+            fix(atom, f"only in {parameters[0]}, and nothing is summed over it: another input may need it")
 
 
 def _keep_given(capture: Capture) -> None:
@@ -157,12 +165,25 @@ def _keep_given(capture: Capture) -> None:
             fix(dim, f"{name} is neither a parameter nor a buffer, but something that the model is given")
 
 
+def _keep_computed(stated: Sequence[Stated], own_dims: Mapping[str, tuple[Layout, ...]]) -> None:
+    """Fix what has the size of an attribute that code which no run reached computes with."""
+    for one in stated:
+        for dim in (dim for name in one.tensors for dim in own_dims[name] if one.computed and dim.size == one.value):
+            fix(
+                dim,
+                f"{one.place} is its size, and code that no run reached computes with it ({one.computed}); "
+                "give an example that runs it (secateur.Examples)",
+            )
+
+
 def build(model: nn.Module, examples: Sequence[Any], capture: Capture, unseen: Sequence[Unseen] = ()) -> Graph:
     """Solve the sizes, find the sites of every free axis, name them."""
     protect(model, capture)
     _keep_given(capture)
     _keep_tables(capture)
     own_dims = {name: value.dims for name, value in capture.values.items()}
+    stated = tuple(stated_sizes(model, own_dims, {p for expr in capture.tracer.sizes.exprs() for p in places(expr)}))
+    _keep_computed(stated, own_dims)
     first_sites = cache(partial(_first_sites, own_dims))
     equations = Equations.of(capture.tracer, lambda place: int(read(model, place)), first_sites)
     hint_attention(equations.definitions, capture.tracer.uses)
@@ -204,6 +225,7 @@ def build(model: nn.Module, examples: Sequence[Any], capture: Capture, unseen: S
         steps=tuple(capture.tracer.steps),
         own_dims=(*own_dims.items(), *capture.joined),
         unseen=tuple(unseen),
+        stated=stated,
     )
 
 

@@ -26,6 +26,7 @@ def join(capture: Capture, other: Capture) -> None:
     ours.sizes.equations += theirs_too.sizes.equations
     ours.sizes.comparisons += theirs_too.sizes.comparisons
     ours.sizes.value_uses += theirs_too.sizes.value_uses
+    ours.sizes.made |= theirs_too.sizes.made
     ours.uses += theirs_too.uses
     ours.unknown = {**theirs_too.unknown, **ours.unknown}
     ours.decisions = {**ours.decisions, **theirs_too.decisions}

@@ -79,10 +79,9 @@ class Tracer:
             self.steps.append(step(op, args, kwargs, value_of))
         found = record_of(op)
         if not (found is not None and found.creates) and all(v.constant() for v in values):
-            reason = next((why_fixed(d) for v in values for d in v.dims), _name(op))
             for tensor in tensors:
                 if known(tensor) is None or not any(tensor is t for t in flat):
-                    bind(tensor, Value([Atom(n, reason) for n in tensor.shape]))
+                    bind(tensor, Value([Atom(n, _handed_on(i, n, values, op)) for i, n in enumerate(tensor.shape)]))
             return
         call = Call(self.sizes, op, _name(op), tensors)
         result: Any = None
@@ -184,6 +183,14 @@ def tensors_among(items: Any) -> list[Tensor]:
         elif isinstance(item, dict):
             found += tensors_among(item.values())
     return found
+
+
+def _handed_on(at: int, size: int, values: Sequence[Value], op: Any) -> str:
+    """Why a dimension of what is computed from constants alone is one: of those it is made from, the likeliest."""
+    every = [(i == at, dim) for value in values for i, dim in enumerate(value.dims)]
+    same = [(here, dim) for here, dim in every if dim.size == size]
+    likeliest = next((dim for here, dim in same if here), same[0][1] if same else every[0][1] if every else None)
+    return _name(op) if likeliest is None else why_fixed(likeliest)
 
 
 def _name(op: Any) -> str:

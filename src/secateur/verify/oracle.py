@@ -149,8 +149,9 @@ def _say_what_was_not_compared(outputs: list[Tensor]) -> None:
     empty += [f"output {i} is NaN" for i, a in enumerate(outputs) if a.numel() and bool(a.isnan().all())]
     if not empty:
         return
-    what = f"on the example {', '.join(empty[:3])}{' …' if len(empty) > 3 else ''}, so there was nothing to compare"
-    remedy = "trace with an example on which the model puts out numbers"
+    some = f"{', '.join(empty[:3])}{' …' if len(empty) > 3 else ''}"
+    what = f"after the cut and on the example {some}, so there was nothing to compare"
+    remedy = "cut less, or trace with an example on which the model puts out numbers"
     if len(empty) == len(outputs):
         raise VerifyError(f"{what}: the cut is not proved; {remedy}, or pass verify=False. The model is as it was")
     warnings.warn(f"{what} there; {remedy} everywhere to prove all of the cut", SecateurWarning, stacklevel=2)

@@ -1,0 +1,175 @@
+"""Sizes that a module's constructor stored, and what its other code does with them.
+
+    self.width = width
+    self.up = nn.Linear(4, width)
+
+says that the attribute is the size of something that `up` makes, and nobody has to run it: it is read off the source.
+A run follows such an attribute where the model's code reads it. Where no run read it, code that no run reached may: a
+method of its own (`sample(n)`, `init_hidden(batch)`), a branch that another argument takes. If that only hands the
+size on, it is enough that the attribute follows the cut. If it computes with it, as in `h[:, : self.width // 2]`, the
+positions on either side matter, and no run showed which are which: then what has this size stays whole.
+"""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import textwrap
+import types
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+from torch import nn
+
+from secateur.axes import Layout
+from secateur.state.held import Place, is_number
+
+_AT_FIRST = frozenset(  # what sets up weights, or only speaks of them
+    ("__init__", "__repr__", "extra_repr", "reset_parameters", "_reset_parameters", "init_weights", "_init_weights")
+)
+_ADDS = frozenset(("append", "extend", "insert", "update"))
+_OF_SIZES = (ast.Add, ast.Sub, ast.Mult, ast.FloorDiv, ast.Mod)  # a power or a quotient is no size
+
+
+@dataclass(frozen=True)
+class Stated:
+    """An attribute that no run read, and the tensors whose size it is by what the constructor says.
+
+    `computed` is where other code computes with it, as file and line; empty if none does.
+    """
+
+    place: Place
+    value: int
+    tensors: tuple[str, ...]
+    computed: str
+
+
+def stated_sizes(model: nn.Module, dims: Mapping[str, Sequence[Layout]], known: Collection[Place]) -> Iterator[Stated]:
+    """Those of all modules whose code is not torch's own; `known` are the places that a run has read."""
+    codes: dict[type[nn.Module], _Code] = {}
+    for owner, module in model.named_modules():
+        kind, start = type(module), f"{owner}." if owner else ""
+        if _is_torchs(kind):
+            continue
+        sizes = {name: {dim.size for dim in dims[name]} for name in dims if name.startswith(start)}
+        for name, value in list(module.__dict__.items()):
+            place = Place(owner, (name,))
+            if is_number(value) and value > 1 and place not in known and any(value in of for of in sizes.values()):
+                code = codes.setdefault(kind, _Code(kind))
+                parts = [start + child for child in code.made_with(name)]
+                fitting = (t for t, of in sizes.items() if value in of)
+                tensors = tuple(t for t in fitting if any(t == part or t.startswith(f"{part}.") for part in parts))
+                if tensors:
+                    yield Stated(place, value, tensors, code.computed(name))
+
+
+class _Code:
+    """What the source of a class, and of those that it is derived from, says about an attribute."""
+
+    def __init__(self, kind: type[nn.Module]) -> None:
+        every = [function for base in kind.__mro__ if not _is_torchs(base) for function in _functions(base)]
+        self._constructors = [function for function in every if function.__name__ == "__init__"]
+        first = {*_AT_FIRST, *(name for function in self._constructors for name in function.__code__.co_names)}
+        self._others = [function for function in every if function.__name__ not in first]
+        self.made_with = cache(self._made_with)
+        self.computed = cache(self._computed)
+
+    def _made_with(self, attribute: str) -> frozenset[str]:
+        """The other attributes that constructors make with its value."""
+        return frozenset(
+            child
+            for function in self._constructors
+            if attribute in function.__code__.co_names and (tree := _parsed(function)) is not None
+            for child in _made_with(tree, attribute)
+        )
+
+    def _computed(self, attribute: str) -> str:
+        """Where code other than that computes with it: file and line, or nothing."""
+        for function in self._others:
+            if attribute in function.__code__.co_names and (tree := _parsed(function)) is not None:
+                me = tree.args.args[0].arg
+                above = {child: node for node in ast.walk(tree) for child in ast.iter_child_nodes(node)}
+                for node in above:
+                    if _own(node, me) == attribute and _computes(node, above):
+                        line = function.__code__.co_firstlineno + getattr(node, "lineno", 1) - 1
+                        return f"{Path(function.__code__.co_filename).name}:{line}"
+        return ""
+
+
+def _made_with(tree: ast.FunctionDef, attribute: str) -> Iterator[str]:
+    """The attributes that a constructor makes by calls that are given the value of another one."""
+    me = tree.args.args[0].arg
+    assigned = list(_assigned(tree))
+    called = {f"{me}.{attribute}"}
+    called |= {value.id for to, value in assigned if _own(to, me) == attribute and isinstance(value, ast.Name)}
+    for to, value in assigned:
+        if (child := _own(to, me)) and child != attribute and not called.isdisjoint(_arguments(value)):
+            yield child
+    for node in ast.walk(tree):
+        adds = node.func if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) else None
+        child = _own(adds.value, me) if adds is not None and adds.attr in _ADDS else ""
+        if child and not called.isdisjoint(_arguments(node)):
+            yield child
+
+
+def _is_torchs(kind: type) -> bool:
+    return kind.__module__.partition(".")[0] in ("torch", "builtins")
+
+
+def _functions(kind: type) -> Iterator[types.FunctionType]:
+    for item in vars(kind).values():
+        function = inspect.unwrap(item.fget if isinstance(item, property) and item.fget else item)
+        if isinstance(function, types.FunctionType):
+            yield function
+
+
+def _parsed(function: types.FunctionType) -> ast.FunctionDef | None:
+    """The source of a method, if there is any."""
+    try:
+        tree = ast.parse(textwrap.dedent(inspect.getsource(function))).body[0]
+    except (OSError, SyntaxError):  # typed in, or made by code
+        return None
+    return tree if isinstance(tree, ast.FunctionDef) and tree.args.args else None
+
+
+def _own(node: ast.AST, me: str) -> str:
+    """The name in `self.name`."""
+    if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == me:
+        return node.attr
+    return ""
+
+
+def _assigned(tree: ast.AST) -> Iterator[tuple[ast.expr, ast.expr]]:
+    """What is assigned to what; `a, b = c, d` one by one."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Assign | ast.AnnAssign) and node.value is not None:
+            for target in node.targets if isinstance(node, ast.Assign) else (node.target,):
+                if isinstance(target, ast.Tuple) and isinstance(node.value, ast.Tuple):
+                    yield from zip(target.elts, node.value.elts, strict=False)
+                else:
+                    yield target, node.value
+
+
+def _arguments(node: ast.AST) -> Iterator[str]:
+    """What is given to the calls in an expression, as it is written; of tuples and lists, what is in them."""
+    for call in ast.walk(node):
+        if isinstance(call, ast.Call):
+            for argument in (*call.args, *(keyword.value for keyword in call.keywords)):
+                for one in argument.elts if isinstance(argument, ast.Tuple | ast.List) else (argument,):
+                    yield ast.unparse(one)
+
+
+def _computes(node: ast.AST, above: Mapping[ast.AST, ast.AST]) -> bool:
+    """Whether a number goes into arithmetic of sizes or bounds a slice, before it is given to anything."""
+    while (parent := above.get(node)) is not None:
+        if isinstance(parent, ast.Slice) or (isinstance(parent, ast.BinOp) and isinstance(parent.op, _OF_SIZES)):
+            return True
+        if isinstance(parent, ast.Call | ast.stmt):
+            return False
+        node = parent
+    return False
+
+
+__all__ = ["Stated", "stated_sizes"]
