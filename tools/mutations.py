@@ -49,6 +49,10 @@ MUTATIONS = [
     Mutation("tracing/unreached.py:_whichever", "return None", BEYOND),
     Mutation("tracing/graph.py:_keep_tables", "return None", f"tests/tracing/test_trace_tables.py {BEYOND}"),
     Mutation("tracing/graph.py:_keep_given", "return None", f"tests/tracing/test_trace_tables.py {BEYOND}"),
+    Mutation("tracing/graph.py:_keep_computed", "return None", BEYOND),
+    Mutation("tracing/stated.py:_made_with", "yield from ()", BEYOND),
+    Mutation("tracing/equations.py:_follows", "return False", BEYOND),
+    Mutation("pipeline/rebuild.py:held_here", "return plan", BEYOND),
     # sizes as numbers
     Mutation("tracing/__init__.py:_rehearse", "return None", f"{BEYOND} {STYLES}"),
     Mutation("tracing/environment.py:uncached", "return []", f"tests/state/test_leftovers.py {BEYOND} {STYLES}"),

@@ -91,6 +91,7 @@ Mask = NDArray[np.bool_]
 Index = NDArray[np.int64]
 
 UNIT = Product(())
+_SINGLY = "its positions are used one by one"
 EMPTY = Concat(())
 
 
@@ -165,9 +166,9 @@ def _end(layout: Layout) -> Layout:
 
 
 def _merged(kind: type[Product] | type[Concat], a: Layout, b: Layout) -> Atom:
-    """Two constants side by side, as one, with the reason that says most: that of a single position comes last."""
+    """Two constants side by side, as one, with the reason that says most: that of single positions comes last."""
     given = [each.fixed for each in (a, b) if isinstance(each, Atom) and each.fixed]
-    reason = min(given, key=lambda reason: isinstance(reason, Inherent), default=why_fixed(UNIT))
+    reason = min(given, key=lambda reason: (isinstance(reason, Inherent), reason == _SINGLY), default=_SINGLY)
     return Atom(kind((a, b)).size, reason)
 
 

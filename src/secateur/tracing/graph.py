@@ -143,9 +143,10 @@ class Graph:
 
 
 def _keep_tables(capture: Capture) -> None:
-    """Fix what only buffers have, or one parameter, and no product sums over: the part of a table that was not looked
-    up, which a longer input would need."""
+    """Fix what only buffers have, or one parameter, no product sums over and, of a parameter, no data meets: the part
+    of a table that was not looked up, which a longer input would need."""
     weighty = {atom for cost in capture.tracer.costs for dim in cost.layouts for atom in free_atoms(dim)}
+    met = {atom for use in capture.tracer.uses for dims in use.made for dim in dims for atom in free_atoms(dim)}
     holders: dict[Atom, list[str]] = {}
     for name, value in capture.values.items():
         for atom in {atom for dim in value.dims for atom in free_atoms(dim)} - weighty:
@@ -154,8 +155,8 @@ def _keep_tables(capture: Capture) -> None:
         parameters = [name for name in names if capture.kinds[name] == "parameter"]
         if not parameters and any(capture.kinds[name] == "buffer" for name in names):
             fix(atom, "only in buffers: cutting it saves nothing, and another input may need it")
-        elif len(parameters) == 1:
-            fix(atom, f"only in {parameters[0]}, and nothing is summed over it: another input may need it")
+        elif len(parameters) == 1 and atom not in met:
+            fix(atom, f"only in {parameters[0]}, and no data meets it: another input may need it")
 
 
 def _keep_given(capture: Capture) -> None:
@@ -201,8 +202,8 @@ def build(model: nn.Module, examples: Sequence[Any], capture: Capture, unseen: S
                 continue
             if not free and layout.size > 1:
                 blocked.append(Blocked(name, i, why_fixed(layout)))
-            elif stuck := _stuck(layout):
-                blocked.append(Blocked(name, i, f"{stuck} of its {layout.size} positions: {why_fixed(layout)}"))
+            elif why := _stuck(layout):
+                blocked.append(Blocked(name, i, why))
     names = name_axes({atom: tuple((s.tensor, s.dim) for s in found) for atom, found in sites.items()}, layouts)
     axes = tuple(
         Axis(names[atom], atom.size, tuple(found), not atom.notes, "; ".join(atom.notes), atom)
@@ -239,12 +240,14 @@ def _first_sites(tensors: Mapping[str, tuple[Layout, ...]]) -> dict[Atom, str]:
     return found
 
 
-def _stuck(layout: Layout) -> int:
-    """How many positions of a layout that can be cut no axis can take away."""
+def _stuck(layout: Layout) -> str:
+    """How many positions of a layout that can be cut no axis can take away, and why those; empty if there are none."""
     if isinstance(layout, Atom) or not any(atom.fixed for atom in atoms(layout)):
-        return 0
-    free = np.zeros(layout.size, np.bool_)
-    for atom, where, _ in owned(layout):
+        return ""
+    found = owned(layout)
+    stuck = np.ones(layout.size, np.bool_)
+    for atom, where, _ in found:
         if atom.fixed is None:
-            free[where] = True
-    return int(layout.size - free.sum())
+            stuck[where] = False
+    reasons = (why_fixed(atom) for atom, where, _ in found if atom.fixed is not None and stuck[where].any())
+    return f"{stuck.sum()} of its {layout.size} positions: {next(reasons, '')}" if stuck.any() else ""

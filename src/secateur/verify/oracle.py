@@ -146,14 +146,15 @@ def check(model: nn.Module, example: Any, want: Expected, values: Values | None 
 def _say_what_was_not_compared(outputs: list[Tensor]) -> None:
     """A comparison of nothing proves nothing: a detector may find nothing in an example."""
     empty = [f"output {i} is empty" for i, a in enumerate(outputs) if a.numel() == 0]
-    empty += [f"output {i} is NaN" for i, a in enumerate(outputs) if a.numel() and bool(a.isnan().all())]
+    empty += [f"output {i} is NaN after the cut" for i, a in enumerate(outputs) if a.numel() and bool(a.isnan().all())]
     if not empty:
         return
-    some = f"{', '.join(empty[:3])}{' …' if len(empty) > 3 else ''}"
-    what = f"after the cut and on the example {some}, so there was nothing to compare"
-    remedy = "cut less, or trace with an example on which the model puts out numbers"
+    what = f"on the example {', '.join(empty[:3])}{' …' if len(empty) > 3 else ''}, so there was nothing to compare"
+    remedy = "trace with an example on which the model puts out numbers"
     if len(empty) == len(outputs):
-        raise VerifyError(f"{what}: the cut is not proved; {remedy}, or pass verify=False. The model is as it was")
+        raise VerifyError(
+            f"{what}: the cut is not proved; {remedy}, cut less, or pass verify=False. The model is as it was"
+        )
     warnings.warn(f"{what} there; {remedy} everywhere to prove all of the cut", SecateurWarning, stacklevel=2)
 
 
