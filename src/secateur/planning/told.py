@@ -12,6 +12,7 @@ from secateur.axes import free_atoms
 from secateur.state.held import Key, Place, Walk, is_number, read
 from secateur.tracing.graph import Graph, Site
 from secateur.tracing.roles import Roles, roles
+from secateur.tracing.stated import tensors_below
 
 Written = tuple[Place, Any, Any]  # a place, what it holds, what it will hold
 _WIDTH = re.compile(
@@ -42,7 +43,7 @@ def told_sizes(graph: Graph, after: Mapping[str, Sequence[int]], known: Collecti
     said = [place for place in _widths(model) if place not in known]
     if not said:
         return
-    below = _below(name for name in graph.layouts if graph.kinds[name] != "attribute")
+    below = tensors_below(name for name in graph.layouts if graph.kinds[name] != "attribute")
     found = roles(graph)
     for place in said:
         value, name = read(model, place), place.path[0].strip("_").lower()
@@ -62,17 +63,6 @@ def _widths(model: nn.Module) -> Iterator[Place]:
 
 def _is_torchs(module: nn.Module) -> bool:
     return type(module).__module__.partition(".")[0] == "torch"
-
-
-def _below(tensors: Iterable[str]) -> dict[str, list[str]]:
-    """The tensors of each module and of those below it."""
-    found: dict[str, list[str]] = {}
-    for tensor in tensors:
-        owner = tensor
-        while owner:
-            owner = owner.rpartition(".")[0]
-            found.setdefault(owner, []).append(tensor)
-    return found
 
 
 def _fitting(graph: Graph, known: Roles, tensors: Iterable[str], name: str, value: int) -> list[Site]:

@@ -16,7 +16,7 @@ import ast
 import inspect
 import textwrap
 import types
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -49,20 +49,36 @@ class Stated:
 def stated_sizes(model: nn.Module, dims: Mapping[str, Sequence[Layout]], known: Collection[Place]) -> Iterator[Stated]:
     """Those of all modules whose code is not torch's own; `known` are the places that a run has read."""
     codes: dict[type[nn.Module], _Code] = {}
+    below = tensors_below(dims)
+    sizes = {name: {dim.size for dim in each} for name, each in dims.items()}
     for owner, module in model.named_modules():
         kind, start = type(module), f"{owner}." if owner else ""
-        if _is_torchs(kind):
-            continue
-        sizes = {name: {dim.size for dim in dims[name]} for name in dims if name.startswith(start)}
-        for name, value in list(module.__dict__.items()):
+        for name, value in () if _is_torchs(kind) else list(module.__dict__.items()):
             place = Place(owner, (name,))
-            if is_number(value) and value > 1 and place not in known and any(value in of for of in sizes.values()):
-                code = codes.setdefault(kind, _Code(kind))
-                parts = [start + child for child in code.made_with(name)]
-                fitting = (t for t, of in sizes.items() if value in of)
-                tensors = tuple(t for t in fitting if any(t == part or t.startswith(f"{part}.") for part in parts))
-                if tensors:
-                    yield Stated(place, value, tensors, code.computed(name))
+            if not is_number(value) or value < 2 or place in known:
+                continue
+            if kind not in codes:
+                codes[kind] = _Code(kind)
+            parts = [start + child for child in codes[kind].made_with(name)]
+            fitting = (t for t in below.get(owner, ()) if parts and value in sizes[t])
+            tensors = tuple(t for t in fitting if any(t == part or t.startswith(f"{part}.") for part in parts))
+            if tensors:
+                yield Stated(place, value, tensors, codes[kind].computed(name))
+
+
+def tensors_below(tensors: Iterable[str]) -> dict[str, list[str]]:
+    """The tensors of each module and of those below it.
+
+    >>> tensors_below(["a.b.weight"])
+    {'a.b': ['a.b.weight'], 'a': ['a.b.weight'], '': ['a.b.weight']}
+    """
+    found: dict[str, list[str]] = {}
+    for tensor in tensors:
+        owner = tensor
+        while owner:
+            owner = owner.rpartition(".")[0]
+            found.setdefault(owner, []).append(tensor)
+    return found
 
 
 class _Code:
@@ -120,7 +136,8 @@ def _is_torchs(kind: type) -> bool:
 
 def _functions(kind: type) -> Iterator[types.FunctionType]:
     for item in vars(kind).values():
-        function = inspect.unwrap(item.fget if isinstance(item, property) and item.fget else item)
+        function = item.fget if isinstance(item, property) else item
+        function = inspect.unwrap(function) if isinstance(function, types.FunctionType) else None
         if isinstance(function, types.FunctionType):
             yield function
 
@@ -129,7 +146,7 @@ def _parsed(function: types.FunctionType) -> ast.FunctionDef | None:
     """The source of a method, if there is any."""
     try:
         tree = ast.parse(textwrap.dedent(inspect.getsource(function))).body[0]
-    except (OSError, SyntaxError):  # typed in, or made by code
+    except Exception:  # it was typed in or made by code, or the file has changed since
         return None
     return tree if isinstance(tree, ast.FunctionDef) and tree.args.args else None
 
@@ -172,4 +189,4 @@ def _computes(node: ast.AST, above: Mapping[ast.AST, ast.AST]) -> bool:
     return False
 
 
-__all__ = ["Stated", "stated_sizes"]
+__all__ = ["Stated", "stated_sizes", "tensors_below"]
