@@ -145,3 +145,11 @@ def test_too_few_batches_are_said() -> None:
 def test_bad_numbers_of_steps(steps: object) -> None:
     with pytest.raises(CalibrationError, match="joint is how many steps"):
         sec.LeastSquares([torch.zeros(1)], joint=steps)  # type: ignore[arg-type]
+
+
+def test_without_a_block_there_is_nothing_to_fit_together() -> None:
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 16), nn.ReLU(), nn.Linear(16, 4))
+    batches = [torch.randn(16, 8) for _ in range(6)]
+    report = sec.compress(net, batches[0][:1], sec.Macs(0.6), batches, timed=False, joint=5)
+    assert report.plan.keep

@@ -300,3 +300,15 @@ def test_compress_leaves_alone_what_does_not_pay() -> None:
 def test_rank_is_refused_where_a_constructor_should_build_it() -> None:
     with pytest.raises(sec.PlanError, match="rank= goes neither"):
         sec.compress(_mlp(), _X, sec.Params(0.5), [_X], rank="0", loadable=True)
+
+
+def test_a_factor_of_a_factor_is_saved_and_loaded(tmp_path: Path) -> None:
+    def build() -> nn.Sequential:
+        torch.manual_seed(0)
+        return nn.Sequential(nn.Linear(8, 32), nn.ReLU(), nn.Linear(32, 32))
+
+    net, x = build(), torch.randn(64, 8)
+    sec.factor(net, "2", [x])
+    sec.factor(net, "2.0", [x])
+    sec.save(net, tmp_path / "net.safetensors")
+    assert torch.equal(sec.load(tmp_path / "net.safetensors", build())(x), net(x))

@@ -372,7 +372,7 @@ def test_streams_of_a_language_model_are_found() -> None:
     assert ends == {f"{i}.{part}.weight" for i in range(2) for part in ("self_attn.o_proj", "mlp.down_proj")}
 
 
-def test_batches_that_take_another_way_are_named() -> None:
+def test_a_layer_that_not_every_batch_reaches_is_solved_from_those_that_do() -> None:
     class Net(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -384,10 +384,58 @@ def test_batches_that_take_another_way_are_named() -> None:
 
     torch.manual_seed(0)
     net = Net()
-    before = copy.deepcopy(net.state_dict())
-    with pytest.raises(CalibrationError, match=r"batch 3 does not reach two\.weight"):
-        sec.sparsify(net, [*_batches(), torch.ones(5, 8)], sec.NM(2, 4))
-    assert all(torch.equal(value, before[name]) for name, value in net.state_dict().items())
+    report = sec.sparsify(net, [*_batches(), torch.ones(5, 8)], sec.NM(2, 4))
+    assert {layer.name for layer in report.layers} == {"one.weight", "two.weight"}
+    assert all(float((w == 0).float().mean()) == 0.5 for w in (net.one.weight, net.two.weight))
+
+
+@pytest.mark.parametrize("method", [sec.ADMM(), sec.SparseGPT(), sec.Magnitude()], ids=lambda m: type(m).__name__)
+def test_experts_whose_rows_change_behind_zeros(method: Any) -> None:
+    class Experts(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner, self.gate, self.head = nn.Linear(8, 8), nn.Linear(8, 4), nn.Linear(8, 3)
+            self.experts = nn.ModuleList(nn.Linear(8, 8) for _ in range(4))
+
+        def forward(self, x: Tensor) -> Tensor:
+            x = self.inner(x)
+            weight, chosen = self.gate(x).softmax(-1).max(-1)
+            out = torch.zeros_like(x)
+            for number, expert in enumerate(self.experts):
+                rows = (chosen == number).nonzero()[:, 0]
+                out = out.index_add(0, rows, weight[rows, None] * expert(x[rows]))
+            return self.head(out)
+
+    torch.manual_seed(0)
+    net = Experts()
+    report = sec.sparsify(net, [torch.randn(64, 8) for _ in range(4)], sec.Unstructured(0.5), method=method)
+    names = {f"experts.{number}.weight" for number in range(4)}
+    assert names <= {layer.name for layer in report.layers}
+    assert all(float((net.get_parameter(name) == 0).float().mean()) == 0.5 for name in names)
+
+
+def test_masks_on_a_shared_weight_keep_it_shared() -> None:
+    class Twice(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.one, self.two, self.head = nn.Linear(8, 8), nn.Linear(8, 8), nn.Linear(8, 2)
+            self.two.weight = self.one.weight
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.head(torch.relu(self.two(torch.relu(self.one(x)))))
+
+    torch.manual_seed(0)
+    net = Twice()
+    sec.sparsify(net, _batches(), sec.Unstructured(0.5), masks=True)
+    zeros = (net.one.weight == 0).clone()
+    optimizer = torch.optim.Adam(net.parameters(), 1e-2)
+    for batch in _batches():
+        optimizer.zero_grad()
+        net(batch).square().mean().backward()
+        optimizer.step()
+    net(_batches()[0])
+    assert torch.equal(net.one.weight, net.two.weight)
+    assert torch.equal(net.two.weight == 0, zeros)
 
 
 class _Odd(nn.Module):

@@ -56,7 +56,8 @@ def fit_blocks(
         entered, left = _Entered(cut), _Left(whole)
         with Runs(whole, batches) as one, Runs(cut, batches) as other:
             spans = _spans(cut, other)
-            for (name, first), (_, after) in progress([*zip(spans, [*spans[1:], ("", None)], strict=True)], "blocks"):
+            ends = [first for _, first in spans[1:]] + [None] * bool(spans)
+            for (name, first), after in progress([*zip(spans, ends, strict=True)], "blocks"):
                 samples = []
                 for number in range(len(batches)):
                     with entered.of(name), left.of(name):

@@ -102,7 +102,7 @@ def flattened(tensor: Tensor, order: tuple[tuple[int, ...], ...], sizes: tuple[i
     shape, merged = [], []
     for group in order:
         own = tensor.shape[at : at + len(group)]
-        varies = any(n > 1 for n in own)
+        varies = any(n != 1 for n in own)
         full = [sizes[i] for i in group] if varies else [1] * len(group)
         shape += full
         merged.append(math.prod(full))

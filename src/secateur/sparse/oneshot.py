@@ -187,13 +187,12 @@ def _unmasked(model: nn.Module) -> list[str]:
 
 
 def _mask(model: nn.Module, names: Sequence[str]) -> None:
-    """Put masks on weights that keep what is zero at zero."""
+    """Put masks on weights that keep what is zero at zero, in all modules that hold them: they stay shared."""
     for name in dict.fromkeys(names):
-        prefix, _, own = name.rpartition(".")
-        module = model.get_submodule(prefix)
-        weight = module._parameters[own]
-        assert weight is not None
-        custom_from_mask(module, own, (weight != 0).to(weight.dtype))
+        weight = model.get_parameter(name)
+        for module in model.modules():
+            for own in [key for key, held in module._parameters.items() if held is weight]:
+                custom_from_mask(module, own, (weight != 0).to(weight.dtype))
 
 
 # what follows a solution ------------------------------------------------------------------------------------------

@@ -7,6 +7,7 @@ by part, are solved before all others from the inputs that they have in the dens
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -24,6 +25,8 @@ from secateur.sparse.layers import Survey, input_order
 from secateur.sparse.patterns import Pattern
 from secateur.sparse.problem import Method, Problem
 from secateur.sparse.report import SparseLayer
+
+_NUMBERS = re.compile(r"\d+")
 
 
 @dataclass
@@ -54,23 +57,41 @@ class Solver:
     # weights that are used once, in the order of the run -------------------------------------------------------
 
     def once(self, names: Collection[str], batches: Sequence[Any]) -> None:
-        """Stage by stage; both models have to be `calibrating`."""
+        """Stage by stage; both models have to be `calibrating`.
+
+        Where data decide what a weight is given, as in experts, zeros before it change that: the rows that it reads are
+        no longer those of the dense model. It and its like are solved from the inputs in the dense model.
+        """
+        left, routed = list(names), list[str]()
+        while stage := self._stages(left, batches):
+            forms = {_NUMBERS.sub("*", name) for name in stage}
+            routed += [name for name in left if _NUMBERS.sub("*", name) in forms]
+            left = [name for name in left if name not in self._found and name not in routed]
+        self.repeated(routed, batches)
+
+    def _stages(self, names: Collection[str], batches: Sequence[Any]) -> tuple[str, ...]:
+        """As many stages as go; the one whose inputs were not those of the dense model, if there is any."""
         with Runs(self.dense, batches) as dense, Runs(self.sparse, batches) as sparse:
             for stage in progress(dense.record().stages(names), "sparsify"):
-                self._stage(stage, dense, sparse)
+                if not self._stage(stage, dense, sparse):
+                    return stage
+        return ()
 
-    def _stage(self, stage: tuple[str, ...], dense: Runs, sparse: Runs) -> None:
+    def _stage(self, stage: tuple[str, ...], dense: Runs, sparse: Runs) -> bool:
         moments = {name: Moments() for name in stage}
         made: dict[str, ParameterProduct] = {}
         for number in range(len(dense.batches)):
             whole = _outputs(dense, number, stage, self.streams)
-            data, left = _data(sparse, number, stage, self.streams)
+            data, left = _data(sparse, number, stage, self.streams) if len(whole) == len(stage) else (None, {})
+            if data is None or any(data.shape != at.product.of.data.shape for at in whole.values()):
+                return False
             made = {name: at.product for name, at in whole.items()}
             for name, at in whole.items():
                 wanted = at.out if name not in left or at.stream is None else at.out + _gap(at, left[name])
                 _add(moments[name], at.product, replace(at.product.of, data=data), wanted, len(dense.batches), number)
         for name, product in made.items():
             self._solve(product, moments[name])
+        return True
 
     # weights that are used more than once, or in parts ----------------------------------------------------------
 
@@ -149,13 +170,12 @@ def _outputs(dense: Runs, number: int, stage: tuple[str, ...], streams: Mapping[
         return out
 
     dense.run(number, see, [streams[name] for name in stage if name in streams])
-    _check_reached(found, stage, number)
     return found
 
 
 def _data(
     sparse: Runs, number: int, stage: tuple[str, ...], streams: Mapping[str, int]
-) -> tuple[Tensor, dict[str, Tensor]]:
+) -> tuple[Tensor | None, dict[str, Tensor]]:
     """What the products of a stage read in the model that gets zeros, and what their results are added to."""
     found: list[Tensor] = []
     left: dict[str, Tensor] = {}
@@ -171,16 +191,7 @@ def _data(
         return step.run()
 
     sparse.run(number, see, [streams[name] for name in stage if name in streams])
-    _check_reached(found, stage[:1], number)
-    return found[0], left
-
-
-def _check_reached(found: Collection[object], stage: tuple[str, ...], number: int) -> None:
-    if len(found) < len(stage):
-        raise CalibrationError(
-            f"batch {number} does not reach {', '.join(stage)}, which the first batch does; give batches that take the "
-            "same way through the model, or protect these weights"
-        )
+    return next(iter(found), None), left
 
 
 def _gap(at: _At, left: Tensor) -> Tensor | float:
@@ -192,6 +203,8 @@ def _gap(at: _At, left: Tensor) -> Tensor | float:
 
 def _add(moments: Moments, product: ParameterProduct, of: MatrixProduct, out: Tensor, shares: int, number: int) -> None:
     """Take in the inputs of a product and what the dense model puts out there, without its bias."""
+    if not of.data.numel():  # an expert that no row of this batch came to
+        return
     if not product.narrow:
         raise CalibrationError(
             f"{product.name} sums over {of.summed} inputs; methods that look at moments take {WIDEST}: protect it"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -50,8 +50,19 @@ def shortened(model: nn.Module, plan: Plan, optimizer: torch.optim.Optimizer | N
     """Take the blocks out of a model that a plan removes, and make two of layers that it has as two; what is left."""
     if plan.removed:
         remove_blocks(model, plan.removed, optimizer)
-    split_layers(model, plan.factored)
+    for names in _in_turn(plan.factored):
+        split_layers(model, names)
     return replace(plan, removed=BlockRemoval(), factored=())
+
+
+def _in_turn(names: Sequence[str]) -> list[list[str]]:
+    """Layers to be split, those that come from the splitting of others after these."""
+    groups: list[list[str]] = []
+    for name in names:
+        if not groups or any(name.startswith(f"{other}.") for other in groups[-1]):
+            groups.append([])
+        groups[-1].append(name)
+    return groups
 
 
 def set_aside(model: nn.Module, removed: BlockRemoval) -> None:
