@@ -71,7 +71,7 @@ def writing(shards: Shards, plan: Plan, model: nn.Module | None, out: str | os.P
     """The cut checkpoint in a folder that will be at `out` when the block has ended well, and is gone if not."""
     with about(shards.folder):
         refuse_blocks(plan, "a checkpoint")
-        job = _CutFile.of(shards, plan, model)
+        job = _CutFiles.of(shards, plan, model)
         config = _config(shards.folder, plan)
     with about(out) as target:
         check_target(shards.folder, target)
@@ -83,7 +83,7 @@ def writing(shards: Shards, plan: Plan, model: nn.Module | None, out: str | os.P
 
 
 @dataclass(frozen=True)
-class _CutFile:
+class _CutFiles:
     """What is to be done with each tensor of each file."""
 
     shards: Shards
@@ -91,7 +91,7 @@ class _CutFile:
     left: Mapping[str, Left]
 
     @staticmethod
-    def of(shards: Shards, plan: Plan, model: nn.Module | None) -> _CutFile:
+    def of(shards: Shards, plan: Plan, model: nn.Module | None) -> _CutFiles:
         """Refused where the plan and the files do not fit, tensor by tensor."""
         forms = {name: form for held in shards.forms.values() for name, form in held.items()}
         state = None if model is None else State.of(model)
@@ -100,7 +100,7 @@ class _CutFile:
         unstored = set() if model is None or state is None else dict(named_tensors(model)).keys() - state.names()
         _check_known(pieces, plan, state, unstored)
         check_whole(pieces, plan)
-        return _CutFile(shards, plan, {name: left(name, forms[name].shape, of, plan) for name, of in pieces.items()})
+        return _CutFiles(shards, plan, {name: left(name, forms[name].shape, of, plan) for name, of in pieces.items()})
 
     def forms(self, file: str) -> dict[str, Form]:
         """The tensors of a file after the cut."""
@@ -187,13 +187,13 @@ def check_target(folder: Path, target: Path) -> None:
         raise FileError("this is the checkpoint itself; give the path of a new folder")
 
 
-def _check_room(place: Path, job: _CutFile) -> None:
+def _check_room(place: Path, job: _CutFiles) -> None:
     free = shutil.disk_usage(place).free
     if free < job.size:
         raise FileError(f"{job.size / 1e9:.2f} GB are needed and {free / 1e9:.2f} GB free; write elsewhere")
 
 
-def _fill(new: Path, job: _CutFile, texts: Mapping[str, str]) -> None:
+def _fill(new: Path, job: _CutFiles, texts: Mapping[str, str]) -> None:
     """Write all files of the cut checkpoint."""
     where: dict[str, str] = {}
     for file in progress(list(job.shards.forms), "cutting files"):

@@ -12,7 +12,7 @@ from secateur.axes import free_atoms
 from secateur.state.held import Key, Place, Walk, is_number, read
 from secateur.tracing.graph import Graph, Site
 from secateur.tracing.roles import Roles, roles
-from secateur.tracing.stated import tensors_below
+from secateur.tracing.stated import is_torchs, tensors_below
 
 Written = tuple[Place, Any, Any]  # a place, what it holds, what it will hold
 _WIDTH = re.compile(
@@ -55,14 +55,10 @@ def told_sizes(graph: Graph, after: Mapping[str, Sequence[int]], known: Collecti
 def _widths(model: nn.Module) -> Iterator[Place]:
     """Attributes with the name of a width; those of torch's own modules are kept true elsewhere."""
     for owner, module in model.named_modules():
-        if not _is_torchs(module):
+        if not is_torchs(type(module)):
             for name, value in module.__dict__.items():
                 if is_number(value) and value > 1 and _WIDTH.fullmatch(name.strip("_").lower()):
                     yield Place(owner, (name,))
-
-
-def _is_torchs(module: nn.Module) -> bool:
-    return type(module).__module__.partition(".")[0] == "torch"
 
 
 def _fitting(graph: Graph, known: Roles, tensors: Iterable[str], name: str, value: int) -> list[Site]:
@@ -105,7 +101,7 @@ def kept_twice(model: nn.Module, written: Sequence[Written]) -> Iterator[Written
 
 
 def _may_repeat(module: nn.Module) -> bool:
-    return not _is_torchs(module) or len({name.lstrip("_") for name in module.__dict__}) < len(module.__dict__)
+    return not is_torchs(type(module)) or len({name.lstrip("_") for name in module.__dict__}) < len(module.__dict__)
 
 
 def _label(model: nn.Module, place: Place) -> tuple[Any, ...]:

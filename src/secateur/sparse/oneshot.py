@@ -188,11 +188,11 @@ def _unmasked(model: nn.Module) -> list[str]:
 
 def _mask(model: nn.Module, names: Sequence[str]) -> None:
     """Put masks on weights that keep what is zero at zero, in all modules that hold them: they stay shared."""
-    for name in dict.fromkeys(names):
-        weight = model.get_parameter(name)
-        for module in model.modules():
-            for own in [key for key, held in module._parameters.items() if held is weight]:
-                custom_from_mask(module, own, (weight != 0).to(weight.dtype))
+    chosen = {id(weight): weight for weight in map(model.get_parameter, names)}
+    for module in model.modules():
+        held = [(own, chosen[id(weight)]) for own, weight in module._parameters.items() if id(weight) in chosen]
+        for own, weight in held:
+            custom_from_mask(module, own, (weight != 0).to(weight.dtype))
 
 
 # what follows a solution ------------------------------------------------------------------------------------------

@@ -2,7 +2,8 @@
 
 The dense model and the one that gets zeros run on the same batches, from layer to layer (`calibrate.stages`): the
 moments of one stage of layers are all that is held besides one batch. Weights that a run uses more than once, or part
-by part, are solved before all others from the inputs that they have in the dense model, all uses together.
+by part, are solved before all others from the inputs that they have in the dense model, all uses together; so, after
+all others, are those whose inputs data decide on.
 """
 
 from __future__ import annotations

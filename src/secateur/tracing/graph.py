@@ -143,8 +143,10 @@ class Graph:
 
 
 def _keep_tables(capture: Capture) -> None:
-    """Fix what only buffers have, or one parameter, no product sums over and, of a parameter, no data meets: the part
-    of a table that was not looked up, which a longer input would need."""
+    """Fix the part of a table that was not looked up, which a longer input would need.
+
+    No product sums over it, and only buffers have it, or one parameter where no data met it.
+    """
     weighty = {atom for cost in capture.tracer.costs for dim in cost.layouts for atom in free_atoms(dim)}
     met = {atom for use in capture.tracer.uses for dims in use.made for dim in dims for atom in free_atoms(dim)}
     holders: dict[Atom, list[str]] = {}

@@ -53,7 +53,7 @@ def stated_sizes(model: nn.Module, dims: Mapping[str, Sequence[Layout]], known: 
     sizes = {name: {dim.size for dim in each} for name, each in dims.items()}
     for owner, module in model.named_modules():
         kind, start = type(module), f"{owner}." if owner else ""
-        for name, value in () if _is_torchs(kind) else list(module.__dict__.items()):
+        for name, value in () if is_torchs(kind) else list(module.__dict__.items()):
             place = Place(owner, (name,))
             if not is_number(value) or value < 2 or place in known:
                 continue
@@ -85,7 +85,7 @@ class _Code:
     """What the source of a class, and of those that it is derived from, says about an attribute."""
 
     def __init__(self, kind: type[nn.Module]) -> None:
-        every = [function for base in kind.__mro__ if not _is_torchs(base) for function in _functions(base)]
+        every = [function for base in kind.__mro__ if not is_torchs(base) for function in _functions(base)]
         self._constructors = [function for function in every if function.__name__ == "__init__"]
         first = {*_AT_FIRST, *(name for function in self._constructors for name in function.__code__.co_names)}
         self._others = [function for function in every if function.__name__ not in first]
@@ -130,7 +130,8 @@ def _made_with(tree: ast.FunctionDef, attribute: str) -> Iterator[str]:
             yield child
 
 
-def _is_torchs(kind: type) -> bool:
+def is_torchs(kind: type) -> bool:
+    """Whether a class is torch's own, whose code needs no reading."""
     return kind.__module__.partition(".")[0] in ("torch", "builtins")
 
 
@@ -189,4 +190,4 @@ def _computes(node: ast.AST, above: Mapping[ast.AST, ast.AST]) -> bool:
     return False
 
 
-__all__ = ["Stated", "stated_sizes", "tensors_below"]
+__all__ = ["Stated", "is_torchs", "stated_sizes", "tensors_below"]
