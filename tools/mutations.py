@@ -77,6 +77,8 @@ MUTATIONS = [
     # what others hold
     Mutation("state/own.py:own_what_is_written", "return None", f"tests/surgery/test_surgery_shared.py {BEYOND}"),
     Mutation("state/leftovers.py:let_go", "return None", "tests/state/test_leftovers.py"),
+    Mutation("state/leftovers.py:_of_hooks", "yield from ()", "tests/state/test_leftovers.py"),
+    Mutation("state/opaque.py:duplicate", "return value", "tests/tracing/test_trace_unchanged.py"),
     Mutation("state/leftovers.py:_put_attributes", "return None", "tests/state/test_leftovers.py"),
     Mutation("state/pointers.py:Redirection._function", "return value", "tests/state"),
     Mutation("surgery/holders.py:check_alone", "return None", "tests/surgery"),

@@ -49,7 +49,19 @@ from secateur.pipeline.rotations import Rotation, rotate, rotations
 from secateur.pipeline.sweep import sweep
 from secateur.planning import AxisPlan, Bytes, Macs, Params, Plan, Ratio, Zeros, plan
 from secateur.schedule import Distill, ScheduleError, iterate
-from secateur.sparse import ADMM, ERK, NM, RIA, Block, Prices, SparseGPT, Sparsified, Unstructured, sparsify
+from secateur.sparse import (
+    ADMM,
+    ERK,
+    NM,
+    RIA,
+    Block,
+    Prices,
+    SparseGPT,
+    Sparsified,
+    Unstructured,
+    sparsify,
+    sparsify_checkpoint,
+)
 from secateur.timing import Latency, compare, latency
 from secateur.tracing import Axis, Blocked, Examples, Graph, Site, Unseen, macs, trace
 from secateur.training import Penalty, Recovered, recover
@@ -58,6 +70,7 @@ __all__ = ["prune", "ao", "schedule", "training"]
 __all__ += ["trace", "plan", "apply", "compress", "iterate", "sparsify", "sweep", "outcome", "recover", "Penalty"]
 __all__ += ["rotate", "rotations", "factor", "blocks", "plan_depth", "plan_experts"]
 __all__ += ["macs", "latency", "compare", "save", "load", "cut_checkpoint", "compress_checkpoint"]
+__all__ += ["sparsify_checkpoint"]
 __all__ += [
     "Examples",
     "Graph",

@@ -122,6 +122,25 @@ class TakesRecord(nn.Module):
         return self.b(torch.stack([part[:n].sum(0) for part, n in zip(h, record.lengths, strict=True)]))
 
 
+class Attributes(dict[str, Any]):
+    """A dict whose entries are attributes, too."""
+
+    def __getattr__(self, name: str) -> Any:
+        if name not in self:
+            raise AttributeError(name)
+        return self[name]
+
+
+class TakesAttributes(nn.Module):
+    def __init__(self, d: int = 10) -> None:
+        super().__init__()
+        self.a, self.b = nn.Linear(3, d), nn.Linear(d, 2)
+
+    def forward(self, batch: Attributes) -> Attributes:
+        h = F.relu(self.a(batch.x) * batch.extra["weight"])
+        return Attributes(logits=self.b(h), hidden=Attributes(sum=h.sum(-1)))
+
+
 class TakesKeywords(nn.Module):
     def __init__(self, d: int = 10) -> None:
         super().__init__()
@@ -196,6 +215,11 @@ CASES = (
     Case("named tuple in", TakesNamed, lambda: batches(3, 4)),
     Case(
         "dataclass in", TakesRecord, lambda: [(Record(floats(2, 4, 3), [4, 2]),), (Record(floats(3, 6, 3), [1, 6, 5]),)]
+    ),
+    Case(
+        "dict of attributes in",
+        TakesAttributes,
+        lambda: [(Attributes(x=floats(n, 3), extra=Attributes(weight=floats(n, 1))),) for n in (2, 5)],
     ),
     Case(
         "keywords in",

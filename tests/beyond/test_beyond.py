@@ -11,8 +11,10 @@ from beyond import (
     hidden_models,
     image_models,
     later_models,
+    method_models,
     recurrent_models,
     sequence_models,
+    settings_models,
     shaped_models,
     sharing_models,
     sizes_as_numbers,
@@ -25,7 +27,7 @@ KNOWN: dict[str, str] = {}
 
 FAMILIES = (
     image_models, sequence_models, recurrent_models, branching_models, sizes_as_numbers, shaped_models, sharing_models,
-    special_models, hidden_models, later_models,
+    special_models, hidden_models, later_models, settings_models, method_models,
 )  # fmt: skip
 KEEPING = (  # these keep something when they run, and are also tried after they have
     "state kept on the module", "state in a buffer", "key-value cache on the module", "key-value cache that grows",

@@ -159,6 +159,23 @@ def test_what_is_no_model(command: Command, model: str, code: Exit, words: str) 
     assert words in ended.error
 
 
+def test_what_no_run_showed_is_said(command: Command) -> None:
+    (command.folder / "idle.py").write_text(
+        "import torch\n\n\nclass Idle(torch.nn.Module):\n    def __init__(self):\n        super().__init__()\n"
+        "        self.a, self.other = torch.nn.Linear(4, 8), torch.nn.Linear(8, 3)\n"
+        "        self.b = torch.nn.Linear(8, 2)\n\n    def forward(self, x, other=None):\n"
+        "        return self.other(self.a(x)) if other else self.b(self.a(x))\n"
+    )
+    asked = ("inspect", "idle.py:Idle", "--example", "1x4")
+    ended = command(*asked)
+    assert "no run showed" in ended.out
+    assert "other: no run reached it" in ended.out
+    assert "idle.py:10" in ended.out
+    assert {"what": "other: no run reached it", "where": "idle.py:10"} in json.loads(command(*asked, "--json").out)[
+        "unseen"
+    ]
+
+
 def test_an_example_that_does_not_fit(command: Command) -> None:
     ended = command("inspect", "net.py:pair", "--example", "1x5")
     assert ended.code == Exit.USAGE

@@ -283,7 +283,7 @@ def test_a_model_in_which_nothing_can_be_cut(command: Command) -> None:
     [
         ([], "how small? Give one of --macs, --params, --bytes, --latency, --ratio"),
         (["--macs", "2"], "--macs: Macs takes a fraction above 0, at most 1, or a number, as in Macs(0.5) or"),
-        (["--ratio", "1"], "--ratio: Ratio takes a fraction from 0 up to, not including, 1"),
+        (["--ratio", "1"], "--ratio: Ratio: ratio is a fraction from 0 up to, not including, 1"),
         (["--macs", "half"], "--macs: Macs takes a fraction above 0, at most 1, or a number"),
         (["--macs", "0.5", "--ratio", "0.5"], "--ratio decides by itself; give it without --macs"),
         (["--marcs", "0.5"], "there is no option --marcs; did you mean --macs"),

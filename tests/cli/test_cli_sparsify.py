@@ -44,6 +44,29 @@ def test_a_folder_of_transformers_opens_again(command: Command, tmp_path: Path) 
     assert model.lm_head.weight.all()
 
 
+def test_what_is_too_large_for_memory_stays_in_its_files(
+    command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 1, "vocab_size": 50}
+    LlamaForCausalLM(LlamaConfig(**sizes, num_attention_heads=4)).save_pretrained(tmp_path / "model")
+    (tmp_path / "data.py").write_text(DATA)
+    model = f"transformers:{tmp_path}/model"
+    arguments = ["--sparsity", "0.5", "--data", f"{tmp_path}/data.py:tokens", "--json"]
+    done = command("sparsify", model, *arguments, "--out", str(tmp_path / "one"))
+    monkeypatch.setattr("secateur.cli.models.free_memory", lambda: 0)
+    large = command("sparsify", model, *arguments, "--out", str(tmp_path / "two"))
+    assert large.code == Exit.DONE, large.err
+    assert "too large for memory: its weights stay in their files" in large.err
+    told = [json.loads(ended.out) for ended in (done, large)]
+    assert told[0]["layers"] == told[1]["layers"]
+    one, two = (AutoModelForCausalLM.from_pretrained(tmp_path / out) for out in ("one", "two"))
+    assert all(torch.equal(a, b) for a, b in zip(one.parameters(), two.parameters(), strict=True))
+    again = command("sparsify", model, *arguments, "--out", str(tmp_path / "two"), "--force")
+    assert again.code != Exit.DONE
+    assert "has files already" in again.err
+
+
 def test_another_model_becomes_a_file_for_load(command: Command, tmp_path: Path) -> None:
     arguments = [
         "--sparsity",

@@ -135,7 +135,7 @@ def test_results_and_report(command: Command) -> None:
         (["--eval", "net.py:text"], Exit.INPUT, "the metric text returned 'good'; return one number"),
         (["--eval", "net.py:nan"], Exit.INPUT, "the metric nan returned nan; return a finite number"),
         (["--eval", "net.py:fails"], Exit.INPUT, "net.py:fails raised TypeError"),
-        (["--data", "net.py:pairs"], Exit.INPUT, "could not be run on a batch"),
+        (["--data", "net.py:pairs"], Exit.INPUT, "could not be run on batch 1"),
     ],
     ids=range(9),
 )

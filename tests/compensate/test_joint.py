@@ -33,14 +33,17 @@ def small_resnet() -> nn.Module:
     return net.eval()
 
 
-def images() -> list[Tensor]:
+def images(batches: int = 8) -> list[Tensor]:
     torch.manual_seed(1)
-    return [torch.randn(64, 3, 8, 8) for _ in range(8)]
+    return [torch.randn(64, 3, 8, 8) for _ in range(batches)]
+
+
+def planned(net: nn.Module, batches: list[Tensor]) -> sec.Plan:
+    return sec.plan(sec.trace(net, batches[0][:2]), sec.Macs(0.3), importance=sec.Reconstruction(batches))
 
 
 def cut(net: nn.Module, batches: list[Tensor], steps: int) -> sec.Outcome:
-    plan = sec.plan(sec.trace(net, batches[0][:2]), sec.Macs(0.3), importance=sec.Reconstruction(batches))
-    sec.apply(net, plan, compensate=sec.LeastSquares(batches, joint=steps))
+    sec.apply(net, planned(net, batches), compensate=sec.LeastSquares(batches, joint=steps))
     found = sec.outcome(net)
     assert found is not None
     return found
@@ -52,14 +55,17 @@ def test_blocks_come_nearer_than_layers_by_themselves() -> None:
     want, alone, together = copy.deepcopy(net), copy.deepcopy(net), net
     layers, blocks = cut(alone, batches, 0), cut(together, batches, 60)
     assert blocks.before == layers.before
-    assert blocks.after < 0.97 * layers.after
+    assert blocks.after < layers.after
     fitted = {layer.name: layer for layer in blocks.layers if layer.note == "its layers together"}
     assert "1.0" in fitted
-    assert all(layer.after < layer.before for layer in fitted.values())
+    assert all(layer.after < 0.97 * layer.before for layer in fitted.values())
     torch.manual_seed(2)
-    fresh = torch.randn(256, 3, 8, 8)
-    off = [float((model(fresh) - want(fresh)).square().mean().detach()) for model in (alone, together)]
-    assert off[1] < off[0]
+    fresh, stream = [torch.randn(256, 3, 8, 8)], planned(want, batches).keep["0.weight"][0]
+    right = outputs(want, fresh)
+    for name in fitted:  # on data that nothing was fitted to
+        made = (outputs(model, fresh)[name][0] for model in (alone, together))
+        off = [float((each - right[name][0][:, stream]).square().mean()) for each in made]
+        assert off[1] < 0.99 * off[0]
     assert not together[1][0].first.weight.requires_grad
     assert all(parameter.grad is None for parameter in together.parameters())
     assert not any(module._forward_hooks or module._forward_pre_hooks for module in together.modules())
@@ -78,16 +84,16 @@ def outputs(net: nn.Module, batches: list[Tensor]) -> dict[str, list[Tensor]]:
 
 
 def test_what_is_said_of_a_block_is_what_it_does_in_the_model() -> None:
-    net, batches = small_resnet(), images()
+    net, batches = small_resnet(), images(16)
     whole = copy.deepcopy(net)
     fitted = {layer.name: layer for layer in cut(net, batches, 30).layers if "together" in layer.note}
     assert len(fitted) > 1
-    held = [batches[7]]
+    held = [batches[6], batches[14]]
     ours, theirs = outputs(net, held), outputs(whole, held)
     for name, layer in fitted.items():
         pairs = zip(ours[name], theirs[name], strict=True)
         off = [float((a - b).square().mean() / (b - b.mean(0)).square().mean()) for a, b in pairs]
-        assert layer.after == pytest.approx(off[0], rel=1e-3), name
+        assert layer.after == pytest.approx(sum(off) / len(off), rel=1e-3), name
 
 
 @pytest.mark.parametrize("target", [pytest.param(sec.Macs(0.6), marks=pytest.mark.slow), sec.Ratio(0.25)])  # the stream

@@ -4,6 +4,7 @@ import copy
 import hashlib
 import os
 import time
+from datetime import timedelta
 from pathlib import Path
 from typing import ClassVar
 
@@ -13,6 +14,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 import secateur as sec
+from secateur.compat import default_store
 from secateur.distributed import alone
 
 SPLIT = {2: (3, 2), 4: (2, 1, 0, 2)}  # batches of each rank
@@ -311,3 +313,13 @@ def killed(rank, world):
     model, begun = net(), time.monotonic()
     said = refused(lambda: sec.compress(model, torch.zeros(1, 8), sec.Macs(0.5), batches, timed=False), model)
     return [said, time.monotonic() - begun]
+
+
+def absent(rank, world):
+    """The last rank is gone before it called anything: the others wait as long as the process group would."""
+    if rank == world - 1:
+        os._exit(9)
+    default_store().set_timeout(timedelta(seconds=3))
+    model, begun = net(), time.monotonic()
+    plan = sec.plan(sec.trace(model, torch.zeros(1, 8), variants=False), sec.Ratio(0.5))
+    return [refused(lambda: sec.apply(model, plan), model), time.monotonic() - begun]

@@ -164,8 +164,25 @@ def tensor_parallel(rank, world):
     return cut("mlp", mlp, in_parallel, torch.zeros(2, 8), BATCHES, round_to=world)
 
 
+def one_rank(call):
+    with alone():
+        call()
+
+
 def refusals(rank, world):
     """What does not work says so on every rank, and leaves the model as it was."""
+
+    def failing(model):
+        per_layer(model)
+        _ = 1 / (rank - 1)
+
+    def adding(model):
+        per_layer(model)
+        model.more = nn.Linear(2, 2)
+
+    def metric(model):
+        return 1 / (rank - 1)
+
     plain = net()
     plan = sec.plan(sec.trace(plain, torch.zeros(2, 8)), sec.Ratio(0.5))
     model = net()
@@ -179,9 +196,16 @@ def refusals(rank, world):
         "compress": lambda: sec.compress(model, torch.zeros(2, 8), sec.Macs(0.5), BATCHES),
         "not in place": lambda: sec.apply(model, plan, shard=lambda m: nn.Sequential(m)),
         "fails": lambda: sec.apply(model, plan, shard=lambda m: (fully_shard(m), 1 / (rank - 1))[0]),
+        "renames": lambda: sec.apply(model, plan, shard=adding),
         "wrong": lambda: sec.apply(model, wrong, shard=per_layer),
         "plain": lambda: sec.apply(net(), plan, shard=fully_shard),
-        "data": lambda: sec.plan(graph, sec.Ratio(0.5), importance=sec.Activation(BATCHES)),
+        "function": lambda: sec.plan(graph, sec.Ratio(0.5), importance=lambda c: sec.Activation(BATCHES)(c)),
+        "by itself": lambda: one_rank(lambda: sec.plan(graph, sec.Ratio(0.5))),
+        "late": lambda: sec.compress(model, torch.zeros(2, 8), sec.Macs(0.5), BATCHES, timed=False, shard=failing),
+        "metric": lambda: sec.sweep(model, torch.zeros(2, 8), metric, batches=BATCHES, axis_ratio=None),
+        "recover": lambda: sec.recover(model, net(), BATCHES),
+        "penalty": lambda: sec.Penalty(graph)(model),
+        "sparsify": lambda: sec.sparsify(model, BATCHES, sec.NM(2, 4)),
     }
     said = {}
     for name, call in calls.items():

@@ -46,7 +46,11 @@ def plans_that_differ_and_errors_are_raised_on_every_rank(two):
         assert "rank 1 has another plan than rank 0" in said
     for name, told, own in (
         ("bad_batch", "batch", "batch"),
-        ("data_that_raises", "rank 1 failed: OSError: the disk of this rank is gone", "the disk of this rank is gone"),
+        (
+            "data_that_raises",
+            "rank 1 failed: CalibrationError: compress: batch 2 could not be read: OSError",
+            "the disk of this rank is gone",
+        ),
         ("proof_that_fails", "rank 1 failed: VerifyError: on this rank only", "on this rank only"),
         ("other_calls", "this rank is at 'apply', rank 1 at 'compress: batches'", "rank 0 at 'apply'"),
     ):
@@ -83,10 +87,17 @@ def rounds_go_on_after_a_rank_was_killed(two, folder):
     assert "killed" not in again[1]
 
 
+def test_a_rank_that_never_came():
+    said, seconds = result(run(2, ["absent"])[0], "absent")
+    assert "rank 1 did not come within 3 s" in said
+    assert seconds < 30
+
+
 @pytest.mark.slow  # two ranks do the same
 def test_four_ranks():
     """One of them without data; and models that are spread over them."""
-    four = run(4, ["plan_from_data", "compress", "data_that_raises", "fsdp_net", "tensor_parallel"])
+    jobs = ["plan_from_data", "compress", "data_that_raises", "fsdp_net", "tensor_parallel", "iterate", "killed"]
+    four = run(4, jobs)
     as_one_process(results(four, "compress"))
     assert all(alike for each in results(four, "plan_from_data") for alike, _ in each.values())
     assert all("the disk of this rank is gone" in said for said in results(four, "data_that_raises"))
@@ -96,3 +107,8 @@ def test_four_ranks():
             assert found["cut"] <= 1e-6
             assert found["trained"] <= 1e-4
             assert found["saved"] == 0
+    assert len({(whole, str(metrics)) for whole, metrics, _ in results(four, "iterate")}) == 1
+    for rank in four[:3]:
+        said, seconds = result(rank, "killed")
+        assert "rank 3 is gone" in said or "failed" in said  # of those that noticed first
+        assert seconds < 20

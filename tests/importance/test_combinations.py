@@ -109,8 +109,8 @@ def test_what_cannot_be_added_or_weighed(make: Any) -> None:
     ("make", "said"),
     [
         (lambda: Sum(), "at least one"),
-        (lambda: Sum(Magnitude()), "pairs of a criterion and a weight"),  # type: ignore[arg-type]
-        (lambda: Sum(("l1", 1.0)), "pairs of a criterion and a weight"),  # type: ignore[arg-type]
+        (lambda: Sum(Magnitude()), "a pair of a criterion and a weight"),  # type: ignore[arg-type]
+        (lambda: Sum(("l1", 1.0)), "a pair of a criterion and a weight"),  # type: ignore[arg-type]
         (lambda: Sum((Magnitude(), math.nan)), "finite number, not nan"),
         (lambda: Sum((Magnitude(), True)), "finite number, not True"),
         (lambda: math.inf * Magnitude(), "finite number, not inf"),

@@ -171,7 +171,7 @@ def test_whatever_fails_leaves_nothing(tmp_path, monkeypatch):
     refused(sec.FileError, "make it first", out="missing/small")
     refused(
         sec.CalibrationError,
-        "failed on the batches",
+        "failed on batch",
         data=[*batches, torch.zeros(2, 5, 8, 8)],
         importance=sec.Magnitude(),
     )

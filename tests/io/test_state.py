@@ -5,6 +5,7 @@ import torch
 from safetensors import safe_open
 from torch import nn
 
+import secateur as sec
 from secateur import FileError
 from secateur.io import load, save
 
@@ -155,3 +156,34 @@ def test_a_model_on_the_meta_device_cannot_be_loaded_into(tmp_path):
     save(nn.Linear(2, 2), tmp_path / "file")
     with pytest.raises(FileError, match=r"weight of the model is on the meta device; call model\.to_empty"):
         load(tmp_path / "file", nn.Linear(2, 2, device="meta"))
+
+
+def _plain() -> nn.Sequential:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))
+
+
+@pytest.mark.parametrize("cut", [False, True])
+def test_masks_are_loaded_into_a_model_without_any(tmp_path, cut):
+    net, x = _plain(), torch.randn(3, 4)
+    sec.prune.l1_unstructured(net[0], "weight", amount=0.5)
+    if cut:
+        sec.apply(net, sec.plan(sec.trace(net, x), sec.Ratio(0.5)))
+    sec.save(net, tmp_path / "a.safetensors")
+    loaded = sec.load(tmp_path / "a.safetensors", _plain())
+    assert loaded.state_dict().keys() == net.state_dict().keys()
+    assert torch.equal(loaded(x), net(x))
+    loaded[0].weight_orig.data.fill_(1.0)
+    assert torch.equal(loaded[0](x), nn.functional.linear(x, net[0].weight_mask, net[0].bias))  # still a mask
+
+
+def test_masks_are_not_left_in_a_model_that_the_file_does_not_fit(tmp_path):
+    net = _plain()
+    sec.prune.l1_unstructured(net[0], "weight", amount=0.5)
+    sec.save(net, tmp_path / "a.safetensors")
+    other = _plain().double()
+    with pytest.raises(sec.FileError, match=r"torch\.float32 in the file"):
+        sec.load(tmp_path / "a.safetensors", other)
+    assert list(other.state_dict()) == list(_plain().state_dict())
+    assert not other[0]._forward_pre_hooks
+    assert isinstance(other[0].weight, nn.Parameter)

@@ -32,8 +32,8 @@ _BROKEN = torch.randn(16, 6).index_fill(0, torch.tensor([3]), float("nan"))
 _REFUSED = {
     "NaN": (_net, torch.ones(1, 6), [torch.randn(16, 6), _BROKEN], "not finite"),
     "infinite": (_net, torch.ones(1, 6), [torch.full((16, 6), float("inf"))], "not finite"),
-    "tokens out of range": (Words, _ids(30), [_ids(30), _ids(30), 30 + _ids(30)], "on batch 2.*index out of range"),
-    "of another shape": (_net, torch.ones(1, 6), [torch.randn(16, 6), torch.randn(16, 5)], "failed on batch 1"),
+    "tokens out of range": (Words, _ids(30), [_ids(30), _ids(30), 30 + _ids(30)], r"on batch 3.*index out of range"),
+    "of another shape": (_net, torch.ones(1, 6), [torch.randn(16, 6), torch.randn(16, 5)], "failed on batch 2"),
     "none": (_net, torch.ones(1, 6), [], "no batches"),
 }
 

@@ -14,6 +14,7 @@ from stories import HOSTILE, densenet, hostile, llama, resnet, tiny
 import secateur as sec
 from secateur.report import MissingPackageError, Story, write_html, write_png
 from secateur.report.html import document
+from secateur.tracing import Unseen
 
 WRITERS = [write_html, write_png]
 
@@ -105,6 +106,13 @@ def test_all_that_a_story_has_is_in_the_page() -> None:
     assert "<b>2</b><span>a dimension of the model&#39;s output</span>" in page
     assert "kernel" not in page  # nobody would cut one
     assert page.count('role="option"') == len(resnet().axes)
+
+
+def test_what_no_run_showed_is_in_the_page() -> None:
+    story = Story("net", ("before",), (), unseen=(Unseen("training mode: ValueError: <b>", "net.py:12"),))
+    page = _own(document(story))
+    assert 'id="unseen"' in page
+    assert "training mode: ValueError: &lt;b&gt; (net.py:12)" in page
 
 
 def test_sections_without_content_are_left_out() -> None:

@@ -175,5 +175,5 @@ def test_bad_calls():
         loss(torch.ones(2, 4), torch.ones(2, 3), torch.tensor([0, 1]))
     with pytest.raises(sec.SecateurError, match=r"tuple is neither logits nor an object with `.logits`"):
         loss(torch.ones(2, 3), (torch.ones(2, 3),), torch.tensor([0, 1]))
-    with pytest.raises(sec.SecateurError, match=r"a model is an nn\.Module"):
+    with pytest.raises(sec.SecateurError, match=r"teacher is an nn\.Module"):
         Distill("teacher")

@@ -271,15 +271,15 @@ NAN = [*_batches(2), torch.full((4, 8), float("nan"))]
 @pytest.mark.parametrize(
     ("make", "call", "error", "says"),
     [
-        (_net, lambda n: sec.sparsify(n, NAN, sec.NM(2, 4)), CalibrationError, "batch 2.*not finite"),
+        (_net, lambda n: sec.sparsify(n, NAN, sec.NM(2, 4)), CalibrationError, "batch 3.*not finite"),
         (_net, lambda n: sec.sparsify(n, [], sec.NM(2, 4)), CalibrationError, "no batches"),
-        (_net, lambda n: sec.sparsify(n, _batches(), "2:4"), PlanError, "takes a pattern"),
+        (_net, lambda n: sec.sparsify(n, _batches(), "2:4"), PlanError, "pattern is a pattern, such as"),
         (_net, lambda n: sec.sparsify(n, _batches(), sec.NM(2, 3)), PlanError, r"0.weight: its 8 inputs.*protect=\('0"),
         (_net, lambda n: sec.sparsify(n, _batches(), sec.Block(5, 1)), PlanError, "32×8 is not made of blocks"),
         (_net, lambda n: sec.sparsify(n, _batches(), sec.NM(2, 4), method="admm"), PlanError, "method is ADMM"),
         (_net, lambda n: sec.sparsify(n, _batches(), sec.NM(2, 4), protect=("nope",)), PlanError, "names no weight"),
         (_net, lambda n: sec.sparsify(n, _batches(), sec.NM(2, 4), protect="*"), PlanError, "no weight that may get"),
-        (_net, lambda n: sec.sparsify(n, [torch.ones(3, 9)], sec.NM(2, 4)), CalibrationError, "failed on the batches"),
+        (_net, lambda n: sec.sparsify(n, [torch.ones(3, 9)], sec.NM(2, 4)), CalibrationError, "failed on batch 1"),
         (_net, lambda n: sec.sparsify(n, _batches(), sec.NM(2, 4), method=_Impatient()), KeyboardInterrupt, None),
         (_net, lambda n: sec.sparsify(n, _batches(), sec.Unstructured(1.5)), PlanError, "from 0 to below 1, not 1.5"),
         (_net, lambda n: sec.sparsify(n, _batches(), sec.NM(0, 4)), PlanError, "whole number from 1 on"),

@@ -147,6 +147,45 @@ def test_verification_leaves_nothing() -> None:
     assert surroundings() == around
 
 
+class Recorder:
+    """What people write to look into a model."""
+
+    def __init__(self) -> None:
+        self.shapes: list[Any] = []
+
+    def hook(self, _module: nn.Module, _args: Any, out: Tensor) -> None:
+        self.shapes.append(out.shape)
+
+
+FEATURES: dict[str, Any] = {"mine": MINE}
+COUNT = 0
+
+
+def test_what_hooks_write_to_is_as_it_was() -> None:
+    global COUNT
+    seen, recorder, COUNT = list[Any](), Recorder(), 3
+
+    def keep(out: Tensor) -> None:
+        FEATURES["mine"] = FEATURES[str(out.shape)] = out
+
+    def hook(_module: nn.Module, args: Any, out: Tensor) -> None:
+        global COUNT
+        seen.append(args)
+        recorder.shapes.append(out.shape)
+        keep(out)
+        COUNT += 1
+
+    net = nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 3))
+    net[0].register_forward_hook(hook)
+    net[2].register_forward_hook(functools.partial(hook))
+    net[2].register_forward_hook(recorder.hook)
+    sec.apply(net, sec.plan(sec.trace(net, X), sec.Ratio(0.5)))
+    assert (seen, recorder.shapes, FEATURES, COUNT) == ([], [], {"mine": MINE}, 3)
+    net(X)
+    assert (len(seen), len(recorder.shapes), COUNT) == (2, 3, 5)
+    assert [tuple(args[0].shape) for args in seen] == [(4, 6), (4, 4)]
+
+
 def test_looking_for_holders_ends_while_others_make_new_ones() -> None:
     """Another thread wraps what a run made into ever new containers."""
     kept = [torch.zeros(1)]

@@ -130,10 +130,19 @@ def test_what_points_at_the_model_points_at_the_twin() -> None:
 
 def test_opaque_things_are_shared() -> None:
     lock, local = threading.Lock(), threading.local()
-    net = Holder(lock=lock, local=local, module=types, kind=int, error=ValueError("x"), generator=torch.Generator())
+    net = Holder(lock=lock, local=local, module=types, kind=int, error=ValueError("x"))
     other = twin_of(net)
-    for name in ("lock", "local", "module", "kind", "error", "generator"):
+    for name in ("lock", "local", "module", "kind", "error"):
         assert getattr(other, name) is getattr(net, name)
+
+
+def test_a_twin_draws_from_a_generator_of_its_own() -> None:
+    net = Holder(generator=torch.Generator())
+    other = twin_of(net)
+    before = net.generator.get_state()
+    assert torch.equal(other.generator.get_state(), before)
+    torch.rand(1, generator=other.generator)
+    assert torch.equal(net.generator.get_state(), before)
 
 
 def test_changes_come_by_place_as_in_the_model_itself() -> None:

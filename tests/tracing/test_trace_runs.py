@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
+import itertools
 import math
 from types import SimpleNamespace
 from typing import Any
@@ -96,6 +98,17 @@ def test_a_convolution_fed_back_traced_on_one_step() -> None:
 def test_one_run_alone_does_not_show_the_recurrence() -> None:
     graph = sec.trace(Loop(), torch.randn(2, 1, 6), variants=False)
     assert len(graph.axes) > 1
+
+
+def test_a_cut_is_proved_on_other_sizes_too() -> None:
+    torch.manual_seed(0)
+    x = torch.randn(2, 1, 6)
+    assert len(sec.trace(Loop(), x).others) == 1
+    net = Loop().eval()
+    blind = sec.plan(sec.trace(net, x, variants=False), sec.Ratio(0.5), importance=sec.Random(1))
+    with pytest.raises(sec.VerifyError):
+        sec.apply(net, dataclasses.replace(blind, others=(torch.randn(3, 5, 6),)))
+    sec.apply(net, blind)  # nothing shows at one step
 
 
 class Kept(nn.Module):
@@ -240,7 +253,7 @@ class Switched(nn.Module):
         super().__init__()
         self.a, self.deep, self.head, self.other = (nn.Linear(*n) for n in ((6, 8), (8, 10), (10, 3), (8, 5)))
 
-    def forward(self, x: Tensor, other: bool = False) -> Tensor:
+    def forward(self, x: Tensor, other: bool | None = None) -> Tensor:
         h = torch.relu(self.a(x))
         return self.other(h) if other else self.head(torch.relu(self.deep(h)))
 
@@ -251,6 +264,18 @@ def test_a_layer_that_no_run_reached_is_cut_along_where_only_one_axis_fits() -> 
     assert {site.tensor for site in graph.axes[0].sites} >= {"a.weight", "other.weight"}
     assert any("other: no run reached it" in unseen.what for unseen in graph.unseen)
     assert any("given other" in unseen.what for unseen in graph.unseen)
+
+
+class Flagged(Switched):
+    def forward(self, x: Tensor, other: bool = False) -> Tensor:
+        return super().forward(x, other)
+
+
+def test_what_a_flag_switches_to_is_seen_and_its_output_stays() -> None:
+    x = torch.randn(2, 6)
+    graph = right_elsewhere(Flagged(), x, (x,), (x, True))
+    assert {site.tensor for site in graph.axes[0].sites} >= {"a.weight", "other.weight"}
+    assert not graph.unseen
 
 
 class Ambiguous(Switched):
@@ -330,6 +355,33 @@ def test_a_size_that_becomes_a_number_is_not_exact_and_follows_the_cut(kind: str
 @pytest.mark.parametrize("number", [lambda h: 4.0, lambda h: 4.0 / h.shape[0]])
 def test_other_numbers_are_exact(number: Any) -> None:
     assert all(axis.exact for axis in sec.trace(Scaled(number), torch.randn(2, 6)).axes)
+
+
+RUNS = itertools.count()
+
+
+class Counted(Scaled):
+    def forward(self, x: Tensor) -> Tensor:
+        next(RUNS)
+        return super().forward(x) if self.number is not None else self.c(self.b(self.a(x)) * math.sqrt(2.0 / math.pi))
+
+
+@pytest.mark.parametrize(
+    ("number", "more"),
+    [
+        (None, 0),
+        (lambda h: h.shape[-1] ** -0.5, 0),
+        (lambda h: math.log(h.shape[-1] / 4), 0),
+        (lambda h: 4.0 / h.shape[-1], 3),  # with both axes halved, and with each alone
+    ],
+    ids=["made of constants", "made by a size", "made of what a size made", "of unknown origin"],
+)
+def test_the_model_runs_once_more_for_numbers_of_unknown_origin(number: Any, more: int) -> None:
+    x, first = torch.randn(2, 6), next(RUNS)
+    sec.trace(Counted(lambda h: h.shape[0] * 1.0), x)
+    usual, first = next(RUNS) - first, next(RUNS)
+    sec.trace(Counted(number), x)
+    assert next(RUNS) - first - 1 == usual - 1 + more
 
 
 def test_attention_with_a_mask_is_seen_where_the_example_has_none() -> None:

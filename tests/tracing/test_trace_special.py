@@ -366,6 +366,19 @@ def test_a_compiled_part_runs_as_it_is_written():
     assert sizes_at(sec.trace(net, X), "a.weight") == [2, 4]
 
 
+@torch.jit.script
+def turned(h: torch.Tensor, k: int) -> torch.Tensor:
+    return h.view(h.shape[0], k, -1).transpose(1, 2).flatten(1)
+
+
+def test_a_scripted_function_runs_as_it_is_written():
+    net = Net(lambda n, x: n.b(turned(n.a(x), n.k)), a=Linear(6, 8), b=Linear(8, 3), k=2)
+    graph = sec.trace(net, X)
+    assert sizes_at(graph, "a.weight") == [2, 4]
+    sec.apply(net, sec.plan(graph, sec.Ratio(0.5)))
+    assert (net.k, net.b.in_features) == (1, 4)
+
+
 def test_the_summary_reads_like_a_report():
     text = str(
         sec.trace(Net(lambda n, x: n.b(n.norm(n.a(x))), a=Linear(6, 8), norm=nn.LayerNorm(8), b=Linear(8, 3)), X)

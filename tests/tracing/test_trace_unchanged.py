@@ -2,6 +2,7 @@
 
 import copy
 import random
+from array import array
 
 import numpy as np
 import pytest
@@ -12,6 +13,7 @@ from torch.nn import Linear
 
 import secateur as sec
 from oracle import Net, weight
+from secateur.state.transaction import untouched
 
 X = torch.randn(2, 6)
 
@@ -97,6 +99,38 @@ def test_the_model_and_its_surroundings_are_as_before(training, fail):
     assert type(model.config["inner"].width) is int
     assert type(model.k[0]) is int
     assert type(model.k[1][0]) is int
+
+
+@pytest.mark.parametrize("fake", [True, False])
+def test_arrays_and_generators_that_modules_hold_are_as_before(fake):
+    def draw(n, x):
+        n.seen[0] += 1
+        n.notes[0]["h"] = n.a(x)
+        n.bytes[0] = n.whole[0] = 7
+        scale = n.numpy.random() + n.old.rand() + n.python.random() + torch.rand((), generator=n.torch)
+        if not fake:
+            float(x.sum())
+        return n.b(n.a(x) * scale)
+
+    model = Net(draw, a=Linear(6, 8), b=Linear(8, 3))
+    model.seen, model.notes = np.zeros(2), np.array([{}, 1])
+    model.bytes, model.whole = bytearray(b"ab"), array("i", [1])
+    model.numpy, model.old = np.random.default_rng(0), np.random.RandomState(0)
+    model.python, model.torch = random.Random(0), torch.Generator().manual_seed(0)
+
+    def state():
+        held = [model.seen.tolist(), model.notes.tolist(), bytes(model.bytes), model.whole.tolist()]
+        draws = [model.numpy.bit_generator.state, str(model.old.get_state()), model.python.getstate()]
+        return [*held, *draws, model.torch.get_state().tolist()]
+
+    before = state()
+    graph = sec.trace(model, X)
+    assert graph.axes
+    assert state() == before
+    with untouched(model):
+        model(X)
+        assert state() != before
+    assert state() == before
 
 
 def test_the_example_is_as_before():

@@ -217,7 +217,7 @@ def test_bad_input():
     ]:
         with pytest.raises(sec.TrainingError, match=match):
             sec.Penalty(graph, **bad)
-    with pytest.raises(sec.TrainingError, match="takes a graph"):
+    with pytest.raises(sec.TrainingError, match="graph is a Graph"):
         sec.Penalty(model)
     plain = sec.trace(nn.Sequential(nn.Linear(2, 4), nn.ReLU(), nn.Linear(4, 1)), torch.zeros(1, 2))
     with pytest.raises(sec.TrainingError, match="with a batch norm"):

@@ -266,7 +266,7 @@ def test_bad_input(tmp_path):
     model = net()
     optimizer = torch.optim.SGD(model.parameters(), 1e-2)
     before = state(model)
-    with pytest.raises(sec.TrainingError, match="takes Cuts"):
+    with pytest.raises(sec.TrainingError, match="what is Cuts"):
         training.Pruning("cuts")
     with pytest.raises(sec.TrainingError, match="from 1 on"):
         cuts(every=0)

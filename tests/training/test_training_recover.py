@@ -67,7 +67,9 @@ def test_it_comes_closer_on_data_that_it_never_saw():
     found = sec.recover(model, teacher, images(), minutes=5, steps=150)
     assert apart(model, teacher, fresh) < 0.7 * before
     assert found.after < 0.7 * found.before
-    assert found.after == pytest.approx(apart(model, teacher, TrainingData(images()).held), rel=1e-4)
+    assert found.after == pytest.approx(
+        apart(model, teacher, [batch for _, batch in TrainingData(images()).held]), rel=1e-4
+    )
     assert found.steps <= 150
     assert same(of_teacher, state(teacher))
 
@@ -161,7 +163,7 @@ def test_labels_count_as_well():
             losses[with_labels] = float(task(model.eval()(pairs[0][0]), pairs[0]))
     assert losses[True] < 0.95 * losses[False]
     assert found.after == pytest.approx(
-        sum(_task_loss(model, task, pair) for pair in TrainingData(pairs).held) / 2, rel=1e-4
+        sum(_task_loss(model, task, pair) for _, pair in TrainingData(pairs).held) / 2, rel=1e-4
     )
 
 
@@ -174,8 +176,8 @@ def test_a_loader_is_split_by_examples():
     numbers = torch.arange(100.0).unsqueeze(1)
     loader = DataLoader(TensorDataset(numbers), batch_size=5, shuffle=True)
     data = TrainingData(loader)
-    held = {float(x) for (batch,) in data.held for x in batch}
-    seen = {float(x) for _ in range(3) for (batch,) in data.once(0) for x in batch}
+    held = {float(x) for _, (batch,) in data.held for x in batch}
+    seen = {float(x) for _ in range(3) for _, (batch,) in data.once(0) for x in batch}
     assert len(held) == 10
     assert held | seen == set(range(100))
     assert not held & seen
@@ -184,8 +186,8 @@ def test_a_loader_is_split_by_examples():
 @pytest.mark.parametrize("make", [lambda: images(20), lambda: lambda: iter(images(20))], ids=["list", "function"])
 def test_what_is_held_back_is_never_learnt_from(make):
     data = TrainingData(make())
-    held = {float(batch.sum()) for batch in data.held}
-    seen = [float(batch.sum()) for _ in range(2) for batch in data.once(3)]
+    held = {float(batch.sum()) for _, batch in data.held}
+    seen = [float(batch.sum()) for _ in range(2) for _, batch in data.once(3)]
     assert len(held) == 2
     assert len(set(seen)) == 18
     assert not held & set(seen)
@@ -311,6 +313,6 @@ def test_a_language_model_by_its_logits():
     found = sec.recover(model, teacher, text, minutes=5, steps=60)
     assert found.after < 0.8 * found.before
     with torch.no_grad():
-        held = TrainingData(text).held[0]["input_ids"]
+        held = TrainingData(text).held[0][1]["input_ids"]
         p, q = (m(held).logits.double().softmax(-1) for m in (teacher, model))
     assert found.after == pytest.approx(float((p * (p / q).log()).sum(-1).mean()), rel=1e-3)

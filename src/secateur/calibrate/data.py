@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import time
 from abc import ABC, abstractmethod
+from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import KW_ONLY, dataclass, field
+from itertools import count
 from typing import Any, NamedTuple, overload
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, nn
 
+from secateur.arguments import Rule, a_number, check_fields, optional
+from secateur.calibrate.blame import batch_name, because, check_batch
 from secateur.calibrate.spill import Spill
 from secateur.distributed import everyones, meet, pooled, ranks
-from secateur.errors import CalibrationError
+from secateur.errors import CalibrationError, SecateurError
 from secateur.progress import progress
 from secateur.tracing.examples import tensors_in
 
@@ -44,16 +48,13 @@ class Data:
     minutes: float | None = None
 
     def __post_init__(self) -> None:
-        for name in ("samples", "tokens", "minutes"):
-            value = getattr(self, name)
-            number = isinstance(value, int | float) and not isinstance(value, bool)
-            if value is not None and not (number and value > 0):
-                raise CalibrationError(f"Data: {name} is a positive number, not {value!r}")
+        limit = optional(Rule("a positive number", a_number(above=0).holds))
+        check_fields(self, CalibrationError, samples=limit, tokens=limit, minutes=limit)
 
     def __iter__(self) -> Iterator[Any]:
         samples = tokens = 0
         start = time.monotonic()
-        for batch in _made(self.batches, "Data"):
+        for batch in made_of(self.batches, "Data"):
             yield batch
             first = next(tensors_in(batch), None)
             if first is not None:
@@ -63,17 +64,40 @@ class Data:
                 return
 
 
-def _made(batches: Any, what: str) -> Iterable[Any]:
-    made = batches() if callable(batches) and not isinstance(batches, Iterable) else batches
-    if isinstance(made, Tensor | str | bytes | Mapping) or not isinstance(made, Iterable):
-        raise CalibrationError(
-            f"{what}: batches is an iterable of batches, such as a list or a DataLoader, not a {type(made).__name__}"
+def made_of(batches: Any, what: str, error: type[SecateurError] = CalibrationError) -> Iterable[Any]:
+    """The iterable that a user gave, or a function of the user's makes."""
+    given = batches
+    if callable(batches) and not isinstance(batches, Iterable | nn.Module | type):
+        try:
+            given = batches()
+        except Exception as reason:  # any code of the user's may run here
+            raise error(f"{what}: batches() failed, which is called without arguments: {because(reason)}") from reason
+    if isinstance(given, Tensor | str | bytes | Mapping | nn.Module | type) or not isinstance(given, Iterable):
+        raise error(
+            f"{what}: batches is an iterable of batches, such as a list or a DataLoader, not a {type(given).__name__}"
         )
-    return made
+    return given
 
 
-def each(batches: Any, what: str) -> Iterator[Any]:
-    """Every batch, one at a time, under a progress bar; at least one.
+def looked_at(batches: Iterable[Any], what: str, example: Any = None) -> Iterator[Any]:
+    """Batches as they come, each as an example, if there is one: refused by number if it cannot be read or used."""
+    source = iter(batches)
+    for number in count():
+        try:
+            batch = next(source)
+        except StopIteration:
+            return
+        except SecateurError:
+            raise
+        except Exception as error:  # any code of the user's may run here
+            raise CalibrationError(f"{what}: {batch_name(number)} could not be read: {because(error)}") from error
+        batch = batch if example is None else like(example, batch)
+        check_batch(batch, number, what)
+        yield batch
+
+
+def each(batches: Any, what: str, example: Any = None) -> Iterator[Any]:
+    """Every batch, one at a time, under a progress bar; at least one. As `example` is, if that is given.
 
     >>> list(each([1, 2], "reading")), list(each(lambda: iter([1, 2]), "reading"))
     ([1, 2], [1, 2])
@@ -82,8 +106,8 @@ def each(batches: Any, what: str) -> Iterator[Any]:
     ranks are seen by each.
     """
     empty = True
-    made = _made(batches, what)
-    for batch in progress(made if ranks() == 1 else everyones(made, what), what):
+    made = made_of(batches, what)
+    for batch in looked_at(progress(made if ranks() == 1 else everyones(made, what), what), what, example):
         empty = False
         yield batch
     if empty:
@@ -92,7 +116,7 @@ def each(batches: Any, what: str) -> Iterator[Any]:
 
 def each_own(batches: Any, what: str) -> Iterator[Any]:
     """As `each`, but in a process group each rank sees its own batches only, if any, and `totals` adds up."""
-    yield from each(batches, what) if ranks() == 1 else progress(_made(batches, what), what)
+    yield from each(batches, what) if ranks() == 1 else looked_at(progress(made_of(batches, what), what), what)
 
 
 def no_batches(what: str) -> CalibrationError:
@@ -132,15 +156,18 @@ def taken(batches: Any, what: str, example: Any = None) -> Iterator[Sequence[Any
     What is not a list already is read once: some iterables are used up then, others give another order or other noise
     the next time. Little of it stays in memory, the rest goes into files.
     """
-    made = batches() if callable(batches) and not isinstance(batches, Iterable) else batches
-    listed = isinstance(made, list | tuple) and made and example is None and ranks() == 1
-    if isinstance(made, Spooled | Some) or listed:
+    made = made_of(batches, what)
+    if isinstance(made, Spooled | Some):  # looked at already
+        yield made
+        return
+    if isinstance(made, list | tuple) and made and example is None and ranks() == 1:
+        deque(looked_at(made, what), maxlen=0)
         yield made
         return
     with Spill(_ROOM) as spill:
         found = Spooled(spill)
-        for batch in each(made, what):
-            found.add(batch if example is None else like(example, batch))
+        for batch in each(made, what, example):
+            found.add(batch)
         yield found
 
 
@@ -248,8 +275,8 @@ def dealt(batches: Any, what: str, example: Any = None) -> Iterator[Sequence[Any
         return
     with Spill(_ROOM) as spill:
         mine = Spooled(spill)
-        for batch in progress(_made(batches, what), what):
-            mine.add(batch if example is None else like(example, batch))
+        for batch in looked_at(progress(made_of(batches, what), what), what, example):
+            mine.add(batch)
         counts = [int(said) for said in meet(f"{what}: batches", str(len(mine)))]
         order = sorted((turn, rank) for rank, count in enumerate(counts) for turn in range(count))
         if not order:

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge
 
+from secateur.calibrate.blame import blamed_on_batch
 from secateur.calibrate.data import is_dealt, own
 from secateur.calibrate.observe import calibrating, call
 from secateur.calibrate.products import Parameters, Part, part_of
@@ -89,7 +90,10 @@ def fisher_sums(model: nn.Module, batches: Sequence[Any], seed: int = 0) -> Fish
             hooks = [parameter.register_hook(_let_go) for parameter in wanted]
             for number in own(batches):
                 generator = torch.Generator().manual_seed(100_003 * seed + number)
-                total = _projected(call(model, batches[number]), vocabularies, generator)
+                with blamed_on_batch(number, "Fisher weights"):
+                    output = call(model, batches[number])
+                total = _projected(output, vocabularies, generator)
+                del output
                 with watch:  # the graph is retained: a model may cache a part of it for its next run
                     torch.autograd.grad(total, _ends(total), allow_unused=True, retain_graph=True)
                 del total  # and with it all activations

@@ -23,6 +23,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from secateur.calibrate.blame import blamed_on_batch
 from secateur.calibrate.calls import Calls
 from secateur.calibrate.forms import Done, Nowhere, Read, StorageKey
 from secateur.calibrate.products import Parameters
@@ -86,12 +87,14 @@ class Runs:
     ([None, None], tensor([7., 7.]), [0, 1, 2, 3, 4, 0, 1, 2, 3, 4])
 
     Between runs the weights of what is not done may change, and only these. Of what the model changes of itself in a
-    run, nothing is left after it. `room` is how many bytes may be held in memory for all batches together; what is more
-    goes into files in a temporary folder.
+    run, nothing is left after it. `what` is said in errors, before the batch. `room` is how many bytes may be held in
+    memory for all batches together; what is more goes into files in a temporary folder.
     """
 
-    def __init__(self, model: nn.Module, batches: Sequence[Any], *, room: float = 2**28) -> None:
-        self.model, self.batches = model, batches
+    def __init__(
+        self, model: nn.Module, batches: Sequence[Any], *, what: str = "calibration", room: float = 2**28
+    ) -> None:
+        self.model, self.batches, self._what = model, batches, what
         self.parameters = Parameters.of(model)
         self.modules = frozenset(map(id, model.modules()))  # not those that a run makes and forgets
         self._before = Transaction(model)
@@ -127,7 +130,8 @@ class Runs:
         """What a whole run of the first batch did; `see` sees it."""
         if self._record is None or see is not None:
             run = BatchRun(self, 0, BatchProgress(), {}, see, (), record=True)
-            run()
+            with blamed_on_batch(0, self._what):
+                run()
             assert run.last is not None
             self._record = RunRecord(run.log, run.last, run.products, run.whole, run.calls)
         return self._record
@@ -141,12 +145,13 @@ class Runs:
         self.record()
         place = self._places[number]
         run = BatchRun(self, number, place, self._restored(number), see, keep)
-        try:
-            return run()
-        except NotKept:
-            self.restarts += 1
-            self._stuck.add(number)
-            return BatchRun(self, number, BatchProgress(quiet=run.seen), {}, see, keep, hold=run.held)()
+        with blamed_on_batch(number, self._what):
+            try:
+                return run()
+            except NotKept:
+                self.restarts += 1
+                self._stuck.add(number)
+                return BatchRun(self, number, BatchProgress(quiet=run.seen), {}, see, keep, hold=run.held)()
 
     @contextmanager
     def unchanged(self) -> Iterator[None]:

@@ -44,6 +44,13 @@ class Folder:
         if found and not self.force:
             raise WriteError(f"{self.path} has {', '.join(found)} already; --force replaces, --out writes elsewhere")
 
+    def check_empty(self) -> None:
+        """Refuse a place that has anything: files of a checkpoint have names of their own."""
+        if self.path.is_dir() and any(self.path.iterdir()):
+            raise WriteError(
+                f"{self.path} has files already; write a checkpoint of several files to a new folder (--out)"
+            )
+
     def _nearest(self) -> Path:
         """The path itself, or its nearest parent that exists."""
         return next(place for place in (self.path, *self.path.absolute().parents) if os.path.lexists(place))
@@ -96,6 +103,16 @@ class Folder:
             for name in away:
                 (old / name).replace(self.path / name)
             raise
+
+
+@contextlib.contextmanager
+def made_inside(new: Path) -> Iterator[Path]:
+    """The path of a folder that the block makes; its files come into `new`."""
+    made = new / "made"
+    yield made
+    for file in made.iterdir():
+        file.rename(new / file.name)
+    made.rmdir()
 
 
 @contextlib.contextmanager

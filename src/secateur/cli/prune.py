@@ -13,8 +13,8 @@ from secateur import onnx
 from secateur.axes import Atom, Layout, Polynomial
 from secateur.cli import pretrained, report
 from secateur.cli.arguments import Traced, add_choice, add_model, batches, checked_early, options, traced
-from secateur.cli.exits import Exit, UsageError, WriteError
-from secateur.cli.folder import Folder
+from secateur.cli.exits import Exit, UsageError
+from secateur.cli.folder import Folder, made_inside
 from secateur.cli.models import name_of
 from secateur.cli.packages import optional
 from secateur.cli.saved import costs_table, plan_data
@@ -23,7 +23,6 @@ from secateur.cli.text import is_text, perplexity
 from secateur.compensate import LeastSquares
 from secateur.errors import PlanError
 from secateur.io import save
-from secateur.io.compressing import Checkpoint
 from secateur.pipeline.apply import apply
 from secateur.planning import Macs, Params, Plan, Ratio, plan
 from secateur.planning.problem import PruningProblem
@@ -87,8 +86,8 @@ def run(args: argparse.Namespace, screen: Screen) -> Exit:
                 small = apply(found.model, decided, compensate=compensation)
         with folder.filled(need=decided.bytes.after) as new:
             if found.files is not None:
-                with steps.aside():
-                    small = _cut_in_files(found.files, decided, compensation, new)
+                with steps.aside(), made_inside(new) as place:
+                    small, _ = found.files.cut(decided, place, compensation)
             reads += [] if not reads else [perplexity(args.data, args.model, small)]
             steps.begin("saving")
             if found.files is not None:
@@ -118,19 +117,7 @@ def _check_large(args: argparse.Namespace, folder: Folder) -> None:
         raise UsageError(
             f"--onnx: {args.model} is too large for memory; export what comes out, if that is small enough"
         )
-    if folder.path.is_dir() and any(folder.path.iterdir()):
-        raise WriteError(
-            f"{folder.path} has files already; write a checkpoint of several files to a new folder (--out)"
-        )
-
-
-def _cut_in_files(files: Checkpoint, decided: Plan, compensation: LeastSquares | None, new: Path) -> Any:
-    """The cut model, whose weights are in files of a folder."""
-    small, _ = files.cut(decided, new / "cut", compensation)
-    for file in (new / "cut").iterdir():
-        file.rename(new / file.name)
-    (new / "cut").rmdir()
-    return small
+    folder.check_empty()
 
 
 def _target(args: argparse.Namespace) -> tuple[str, Target]:

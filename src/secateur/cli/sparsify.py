@@ -11,14 +11,16 @@ from typing import Any
 from secateur.cli import pretrained, text
 from secateur.cli.arguments import add_model, batches, built, checked_early
 from secateur.cli.exits import Exit, UsageError
-from secateur.cli.folder import Folder
+from secateur.cli.folder import Folder, made_inside
 from secateur.cli.models import name_of
 from secateur.cli.packages import optional
 from secateur.cli.screen import Screen, size
 from secateur.errors import PlanError
 from secateur.importance import Magnitude, Wanda
+from secateur.io.compressing import Checkpoint
 from secateur.report.zero_map import write_zeros
 from secateur.sparse import ADMM, NM, RIA, Block, Pattern, SparseGPT, Unstructured, sparsify
+from secateur.sparse.files import zeros_in_files
 
 HELP = "set weights to zero in one shot, by a pattern, from a little data"
 MODEL, REPORT, PICTURE = "model.safetensors", "sparsity.json", "zeros.png"
@@ -70,16 +72,26 @@ def run(args: argparse.Namespace, screen: Screen) -> Exit:
         optional("matplotlib", "--picture")
     data, judges = _held_back(args)
     with screen.steps(3) as steps:
-        model = built(args, screen, steps.begin, weights=True).model
+        source = built(args, screen, steps.begin, weights=True)
+        if source.files is not None:
+            folder.check_empty()
+            screen.note(f"{name_of(args.model)} is too large for memory: its weights stay in their files")
+        model, reads = source.model, list[float]()
         steps.begin("sparsifying")
-        reads = [text.perplexity(args.data, args.model, model)] if text.is_text(args.data) else []
-        with steps.aside():
-            names = {"protect": args.protect, "include": args.include}
-            report = sparsify(model, data, chosen, method=METHODS[args.method](), held_back=judges, **names)
-        reads += [text.perplexity(args.data, args.model, model)] if reads else []
-        steps.begin("saving")
+        reads += [text.perplexity(args.data, args.model, model)] if text.is_text(args.data) else []
+        options = {"method": METHODS[args.method](), "protect": args.protect, "include": args.include}
         with folder.filled(need=sum(p.numel() * p.element_size() for p in model.parameters())) as new:
-            pretrained.write(model, Path(args.model.partition(":")[2]), new / MODEL)
+            with steps.aside():
+                if source.files is None:
+                    report = sparsify(model, data, chosen, held_back=judges, **options)
+                else:
+                    with made_inside(new) as place:
+                        report = zeros_in_files(source.files, chosen, data, place, held_back=judges, **options)
+                    model = Checkpoint.of(new).model
+            reads += [text.perplexity(args.data, args.model, model)] if reads else []
+            steps.begin("saving")
+            if source.files is None:
+                pretrained.write(model, Path(args.model.partition(":")[2]), new / MODEL)
             told = {**asdict(report), "sparsity": report.sparsity, "perplexity": reads or None}
             (new / REPORT).write_text(json.dumps(told, indent=1) + "\n", encoding="utf-8")
             if args.picture:

@@ -11,7 +11,8 @@ accelerating very deep neural networks" (2017).
 
 import warnings
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -20,6 +21,7 @@ import torch
 from torch import Tensor, nn
 
 from secateur.calibrate import Parameters, Runs, calibrating
+from secateur.calibrate.blame import batch_name, because
 from secateur.calibrate.data import Some, dealt, is_dealt, own, taken
 from secateur.calibrate.structure import Structure, structure
 from secateur.compat import Convolution, TransposedConvolution
@@ -30,7 +32,6 @@ from secateur.compensate.recipes import Compensation, Outcome
 from secateur.compensate.refit import Refit, repeated
 from secateur.distributed import totals
 from secateur.errors import CalibrationError, SecateurError, SecateurWarning
-from secateur.importance.batches import because
 from secateur.planning.plans import Plan
 from secateur.progress import progress
 from secateur.state.held import named_tensors
@@ -68,9 +69,10 @@ def _carried_out(
     recipe: Compensation, whole: nn.Module, cut: nn.Module, plan: Plan, batches: Sequence[Any], undo: Any
 ) -> Outcome:
     judges = _judges(len(batches))
-    with calibrating(whole, cut), Runs(whole, batches) as one, Runs(cut, batches) as other:
+    with calibrating(whole, cut), _runs(recipe, whole, cut, batches) as (one, other):
         found = structure(one), structure(other)
-        plain = _relative([_difference(one.run(n), other.run(n)) for n in _mine(judges, batches)], batches)
+        parts = [_difference(one.run(n), other.run(n), recipe, n) for n in _mine(judges, batches)]
+        plain = _relative(parts, batches)
     held = len(judges) if held_back(len(batches)) else 0
     if recipe.guarded and plain < _NOTHING:
         return Outcome((), plain, plain, ("the outputs are those of the uncut model as it is",), held=held)
@@ -95,7 +97,7 @@ def _fitted_together(
         return replace(before, notes=(*before.notes, "joint: it takes four batches, one of them to judge by"))
     values = [(tensor, tensor.detach().clone()) for _, tensor in named_tensors(cut)]
     blocks = fit_blocks(whole, cut, plan, batches, recipe.joint)
-    with calibrating(whole, cut), Runs(whole, batches) as one, Runs(cut, batches) as other:
+    with calibrating(whole, cut), _runs(recipe, whole, cut, batches) as (one, other):
         stops, _ = _stops((structure(one), structure(other)), cut)
     done = tuple(f"{block.name}." for block in blocks)
     beside = frozenset(name for name in stops if not name.startswith(done))
@@ -124,7 +126,7 @@ def _refitted(
     Batch norms whose names begin with something in `done` stay as they are.
     """
     held = held_back(len(batches))
-    with calibrating(whole, cut), Runs(whole, batches) as one, Runs(cut, batches) as other:
+    with calibrating(whole, cut), _runs(recipe, whole, cut, batches) as (one, other):
         found = structure(one), structure(other)
         refit = Refit(recipe, found, plan, dict(named_tensors(cut)), stops, held)
         refit.solve(repeated(whole, refit.tensors, refit.kept, batches, held, again), is_dealt(batches))
@@ -134,7 +136,17 @@ def _refitted(
         for names in progress(made.stages(stops, norms), type(recipe).__name__):
             refit.stage(names, made)
         judges = _mine(_judges(len(batches)), batches)
-        return refit, _relative([_difference(*made.results(n)) for n in judges], batches)
+        return refit, _relative([_difference(*made.results(n), recipe, n) for n in judges], batches)
+
+
+@contextmanager
+def _runs(
+    recipe: Compensation, whole: nn.Module, cut: nn.Module, batches: Sequence[Any]
+) -> Iterator[tuple[Runs, Runs]]:
+    """Those of both models on the same batches."""
+    what = type(recipe).__name__
+    with Runs(whole, batches, what=what) as one, Runs(cut, batches, what=what) as other:
+        yield one, other
 
 
 def _judges(batches: int) -> Sequence[int]:
@@ -161,13 +173,18 @@ def _add_biases(cut: nn.Module, plan: Plan, found: Structure, stops: frozenset[s
             ensure_bias(cut, name)
 
 
-def _difference(whole: Any, cut: Any) -> tuple[float, float]:
-    """The squared difference of two outputs, and the square of the first."""
+def _difference(whole: Any, cut: Any, recipe: Compensation, number: int) -> tuple[float, float]:
+    """The squared difference of two outputs, and the square of the first, where that is finite."""
     off = size = 0.0
-    for a, b in zip(tensors_in(whole), tensors_in(cut), strict=False):
-        if a.is_floating_point() and a.shape == b.shape:
-            off += _square(a.float() - b.float())
-            size += _square(a.float())
+    pairs = zip(tensors_in(whole), tensors_in(cut), strict=False)
+    found = [(a.float(), b.float()) for a, b in pairs if a.is_floating_point() and a.shape == b.shape]
+    if found and not any(bool(a.isfinite().any()) for a, _ in found if a.numel()):
+        where = f"{type(recipe).__name__}: {batch_name(number)}"
+        raise CalibrationError(f"{where}: no number that the uncut model puts out is finite; are the weights?")
+    for a, b in found:
+        told = a.isfinite()  # not where something is masked
+        off += _square(torch.where(told, a - b, 0))
+        size += _square(torch.where(told, a, 0))
     return off, size
 
 

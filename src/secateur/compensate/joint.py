@@ -54,7 +54,7 @@ def fit_blocks(
             if hasattr(config := module.__dict__.get("config"), _CACHES):  # a block would be given what it added before
                 setattr(config, _CACHES, False)
         entered, left = _Entered(cut), _Left(whole)
-        with Runs(whole, batches) as one, Runs(cut, batches) as other:
+        with Runs(whole, batches, what="joint") as one, Runs(cut, batches, what="joint") as other:
             spans = _spans(cut, other)
             ends = [first for _, first in spans[1:]] + [None] * bool(spans)
             for (name, first), after in progress([*zip(spans, ends, strict=True)], "blocks"):

@@ -130,9 +130,11 @@ def held_back(batches: int) -> frozenset[int]:
     """Which of some batches are not fitted to, but tell how well a fit does: one in eight, and one of four or more.
 
     >>> held_back(3), held_back(5), sorted(held_back(24))
-    (frozenset(), frozenset({4}), [7, 15, 23])
+    (frozenset(), frozenset({3}), [6, 14, 22])
+
+    The last is not among them: of a DataLoader it is what was left over, if only one sample.
     """
-    return frozenset(range(7, batches, 8)) if batches >= 8 else frozenset({batches - 1} if batches >= 4 else ())
+    return frozenset(range(6, batches - 1, 8)) if batches >= 8 else frozenset({batches - 2} if batches >= 4 else ())
 
 
 @dataclass
@@ -172,6 +174,12 @@ class Folds:
     def judge(self) -> Moments:
         """What tells how good a fit is."""
         return self.back if self.back.rows else self.fit
+
+    @property
+    def scale(self) -> float:
+        """The variance of the targets over all rows, for as many rows as judge: those may be few, or one."""
+        every = self.fit + self.back
+        return float(every.centred(True)[2].sum().clamp_min(1e-30)) * self.judge.rows / max(every.rows, 1)
 
     @property
     def trials(self) -> list[tuple[Moments, Moments]]:

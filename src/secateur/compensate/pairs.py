@@ -7,6 +7,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from secateur.calibrate import ParameterProduct, Runs, Step
+from secateur.calibrate.blame import batch_name
 from secateur.calibrate.structure import Structure
 from secateur.errors import CalibrationError
 from secateur.ops.norm import BATCH_NORMS
@@ -101,8 +102,8 @@ class Pairs:
             missing = left
         if missing:
             raise CalibrationError(
-                f"batch {batch} does not come to {', '.join(sorted(missing))}, and the first batch does: where a model "
-                "goes by its data, give batches on which it goes the same way"
+                f"{batch_name(batch)} does not come to {', '.join(sorted(missing))}, and the first batch does: where a "
+                "model goes by its data, give batches on which it goes the same way"
             )
 
     def norm(self, name: str, batch: int, see: Callable[[Tensor], None]) -> None:

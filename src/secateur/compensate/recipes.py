@@ -3,7 +3,10 @@
 from dataclasses import KW_ONLY, dataclass, field
 from typing import Any, ClassVar
 
+from secateur.arguments import FLAG, Rule, a_number, an_int, check_fields
 from secateur.errors import CalibrationError
+
+_STEPS = 10**6  # of a block, at most
 
 
 class Compensation:
@@ -23,11 +26,9 @@ class Compensation:
     joint: int = 0
 
     def __post_init__(self) -> None:
-        if isinstance(self.joint, bool) or not isinstance(self.joint, int) or self.joint < 0:
-            raise CalibrationError(f"joint is how many steps each block takes, from 0 on, not {self.joint!r:.80}")
-        ridge: object = self.ridge
-        if isinstance(ridge, bool) or not isinstance(ridge, int | float) or not 0 < ridge < float("inf"):
-            raise CalibrationError(f"ridge is a positive number, not {ridge!r}")
+        positive = Rule("a positive number", a_number(above=0).holds)
+        steps = Rule(f"how many steps each block takes, from 0 on to {_STEPS}", an_int(0, _STEPS).holds)
+        check_fields(self, CalibrationError, ridge=positive, joint=steps, bias=FLAG, statistics=FLAG)
 
 
 @dataclass(frozen=True, eq=False)

@@ -9,6 +9,7 @@ Parameters that a run uses more than once, such as the recurrence of an RNN, are
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -18,6 +19,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from secateur.calibrate import ParameterProduct, Watch, call
+from secateur.calibrate.blame import batch_name, blamed_on_batch
 from secateur.calibrate.data import is_dealt, own, with_first
 from secateur.calibrate.products import Part
 from secateur.calibrate.structure import Norm, Residual, Structure
@@ -26,6 +28,7 @@ from secateur.compensate.moments import Folds, Moments, fitted, squared
 from secateur.compensate.pairs import Both, Pairs
 from secateur.compensate.recipes import Compensation, LayerFit
 from secateur.distributed import pooled, ranks, totals
+from secateur.errors import CalibrationError
 from secateur.planning.plans import Plan
 
 KeptTensors = Mapping[str, Mapping[int, Tensor]]
@@ -92,12 +95,22 @@ class Refit:
             off = off.double()
             sums.add_(torch.stack([torch.full_like(off[:, 0], off.shape[1]), off.sum(1), off.square().sum(1)]))
 
+        fine = []
         for number in own(pairs.batches):
             pairs.norm(name, number, take)
+            fine.append(sums.isfinite().all())
+        self._check_finite(name, pairs, fine)
         count, first, second = totals("batch norm", [sums])[0] if is_dealt(pairs.batches) else sums
         if bool((count >= 2).all()):
             mean.add_((first / count).to(mean))
             var.copy_((second - first.square() / count) / (count - 1))
+
+    def _check_finite(self, name: str, pairs: Pairs, fine: Sequence[Tensor]) -> None:
+        """Refuse statistics that are no numbers, and say from which batch on; the device is asked once."""
+        wrong = (~torch.stack(list(fine))).nonzero().flatten().tolist() if fine else []
+        if wrong:
+            where = f"{type(self._recipe).__name__}: {batch_name(own(pairs.batches)[wrong[0]])}"
+            raise CalibrationError(f"{where}: what is normalised with {name} is not finite; are the weights?")
 
     # one layer -------------------------------------------------------------------------------------------------
 
@@ -185,8 +198,10 @@ class Refit:
         free = self._recipe.shifts and (bias is not None or self._norm_behind(product) is not None)
         old = None if bias is None else bias.squeeze(1).to(moments.xx)
         before = moments.error(start, old)
-        scale = float(moments.centred(True)[2].sum().clamp_min(1e-30))  # the variance of the targets
+        scale = folds.scale
         off = float(before.sum()) / scale
+        if not math.isfinite(off):
+            return float("nan"), float("nan"), "left as it was: what it reads or puts out is not finite", None, None
         if off < _NOTHING:
             return None
         weight, shift = start.double(), folds.fit.shift(start) if free else torch.zeros_like(before)
@@ -281,7 +296,7 @@ def repeated(
         return out
 
     for number in own(batches) if names else ():
-        with Watch(whole, take):
+        with blamed_on_batch(number, "compensation"), Watch(whole, take):
             call(whole, batches[number])
     if is_dealt(batches) and names:  # to some parts only some ranks may have come
         told = pooled("compensation: parts", {part: slot.told for part, (slot, _) in found.items()})

@@ -6,14 +6,17 @@ from secateur.distributed.sharded import (
     Undressed,
     at_rest,
     bare,
+    emptied,
     is_managed,
     is_sharded,
     moved,
     plain_kind,
+    reshard,
     spread_like,
     whole,
 )
 from secateur.distributed.sums import pooled, totals
 
 __all__ = ["agreed", "alone", "everyones", "meet", "pooled", "ranks", "together", "totals"]
-__all__ += ["Undressed", "at_rest", "bare", "is_managed", "is_sharded", "moved", "plain_kind", "spread_like", "whole"]
+__all__ += ["Undressed", "at_rest", "bare", "emptied", "is_managed", "is_sharded", "moved", "plain_kind", "spread_like"]
+__all__ += ["reshard", "whole"]

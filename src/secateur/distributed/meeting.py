@@ -26,7 +26,7 @@ _BEAT = 1.0  # seconds between two signs of life
 _SILENCE = 30.0  # seconds without any, after which a rank is given up
 _DOUBT = 5.0  # seconds without any, if nobody listens where it was
 _KNOWN = "raised on every rank"
-_LONGEST = 1800.0  # seconds to wait for one that shows life, or was never heard of
+_LONGEST = 1800.0  # seconds to wait for one that shows life; one that was never heard of: as long as the group does
 
 
 class _Here:
@@ -215,11 +215,12 @@ class _Watch:
             elif beat and now - since > _SILENCE:
                 silent = f"nothing was heard of rank {rank} for {now - since:.0f} s"
                 raise _between_ranks(f"{what}: {silent}; has it stopped?")
-        if now - self.begun > _LONGEST:
-            raise _between_ranks(
-                f"{what}: rank {missing[0]} did not come within {_LONGEST / 60:.0f} minutes; call this on every rank, "
-                "or inside of secateur.distributed.alone()"
-            )
+            longest = _LONGEST if beat else self.store.timeout.total_seconds()
+            if now - self.begun > longest:
+                raise _between_ranks(
+                    f"{what}: rank {rank} did not come within {longest:.0f} s; call this on every rank, or inside of "
+                    "secateur.distributed.alone()"
+                )
 
     def _gone(self, rank: int, silent: float) -> bool:
         """Whether the process of a rank has ended, which was silent for so many seconds."""

@@ -15,7 +15,8 @@ import torch
 from torch import Tensor, nn
 
 from secateur.compat import dtensor, fsdp_module, sharded_places, sharding_states
-from secateur.distributed.meeting import meet
+from secateur.distributed.meeting import meet, ranks
+from secateur.errors import ApplyError
 
 _HOOKS = (
     *("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks"),
@@ -61,6 +62,8 @@ def whole(tensor: Tensor) -> Tensor:
     kind = dtensor()
     if kind is None or not isinstance(tensor, kind):
         return tensor
+    if ranks() < tensor.device_mesh.size():
+        raise ApplyError("a tensor is spread over ranks, which all must ask for it; leave out alone()")
     meet("a tensor that is spread over ranks")
     return tensor.detach().full_tensor()
 
@@ -81,6 +84,14 @@ def at_rest(module: nn.Module) -> None:
     owners = [owner for owner, place in sharded_places() if module in (place.module, *place.shared_modules)]
     for owner in dict.fromkeys(owners):
         owner.reshard()  # type: ignore[operator]
+
+
+def reshard(model: nn.Module) -> None:
+    """Have FSDP2 take back all whole parameters that a forward left in a model: it may free their memory any time."""
+    added = fsdp_module()
+    for module in model.modules():
+        if added is not None and isinstance(module, added):
+            module.reshard()
 
 
 def is_managed(module: nn.Module) -> bool:
@@ -113,24 +124,21 @@ class Undressed:
     _states: dict[nn.Module, Any] = field(default_factory=dict)
 
     @staticmethod
-    def of(model: nn.Module) -> Undressed:
-        """Take off, in place, what sharding added; parameters are without values then, in their whole shape."""
-        added = fsdp_module()
-        for module in model.modules():
-            if added is not None and isinstance(module, added):
-                module.reshard()
+    def of(model: nn.Module, *, parameters: bool = False, buffers: bool = False) -> Undressed:
+        """Take off, in place, what sharding added; tensors are on the meta device then, in their whole shape, but for
+        `parameters` and `buffers` if these are wanted whole, on every rank."""
+        reshard(model)
         tensors = dict((*model.named_parameters(remove_duplicate=False), *model.named_buffers(remove_duplicate=False)))
         made = Undressed(model, tensors)
         try:
-            made._take_off()
+            made._take_off(parameters, buffers)
         except BaseException:
             made.restore()
             raise
         return made
 
-    def _take_off(self) -> None:
-        states = sharding_states()
-        empty: dict[int, Tensor] = {}
+    def _take_off(self, parameters: bool, buffers: bool) -> None:
+        states, new = sharding_states(), dict[int, Tensor]()
         for module in self.model.modules():
             self._kinds.append((module, type(module), dict(module.__dict__)))
             for name in (*_HOOKS, *_KINDS, "_parameters", "_buffers"):
@@ -146,11 +154,13 @@ class Undressed:
             for name in (*_HOOKS, *_KINDS):
                 for key in gone & set(module.__dict__.get(name) or ()):
                     del module.__dict__[name][key]
-            registries: tuple[dict[str, Any], ...] = (module._parameters, module._buffers)
-            for registry in registries:
+            registries: tuple[Any, ...] = ((module._parameters, parameters), (module._buffers, buffers))
+            for registry, wanted in registries:
                 for key, tensor in registry.items():
                     if tensor is not None and (registry is module._parameters or isinstance(tensor, dtensor() or ())):
-                        registry[key] = empty.setdefault(id(tensor), _empty(tensor))
+                        if id(tensor) not in new:
+                            new[id(tensor)] = _like(tensor, whole(tensor).clone() if wanted else _empty(tensor))
+                        registry[key] = new[id(tensor)]
 
     def restore(self) -> None:
         """The model as it was: the same classes, containers and tensors."""
@@ -178,24 +188,39 @@ def _of_sharding(hook: Any) -> bool:
 
 
 def _empty(tensor: Tensor) -> Tensor:
-    """A tensor of the same whole shape on the meta device."""
-    made = torch.empty(tensor.shape, dtype=tensor.dtype, device="meta")
+    return torch.empty(tensor.shape, dtype=tensor.dtype, device="meta")
+
+
+def _like(tensor: Tensor, values: Tensor) -> Tensor:
+    """Values as a parameter, if a tensor is one."""
     if not isinstance(tensor, nn.Parameter):
-        return made
-    return nn.Parameter(made, requires_grad=tensor.requires_grad)
+        return values
+    return nn.Parameter(values.detach(), requires_grad=tensor.requires_grad)
+
+
+def emptied(model: nn.Module) -> dict[str, nn.Parameter]:
+    """Let a model have parameters without values, those that are one being one still; what it had, by name."""
+    had = dict(model.named_parameters())
+    new = {id(tensor): _like(tensor, _empty(tensor)) for tensor in had.values()}
+    for module in model.modules():
+        registry: dict[str, Any] = module._parameters
+        registry.update({name: new[id(tensor)] for name, tensor in registry.items() if tensor is not None})
+    return had
 
 
 @contextmanager
-def bare(model: nn.Module) -> Iterator[nn.Module]:
-    """Inside, a sharded model is as it was before, on the meta device; afterwards it is sharded as it was."""
+def bare(model: nn.Module, *, values: bool = False) -> Iterator[nn.Module]:
+    """Inside, a sharded model is as it was before, on the meta device or, with its values, whole on every rank;
+    afterwards it is sharded as it was."""
     if not is_sharded(model):
         yield model
         return
-    undressed = Undressed.of(model)
+    undressed = Undressed.of(model, parameters=values, buffers=values)
     try:
         yield model
     finally:
         undressed.restore()
 
 
-__all__ = ["Undressed", "at_rest", "bare", "is_managed", "is_sharded", "moved", "plain_kind", "spread_like", "whole"]
+__all__ = ["Undressed", "at_rest", "bare", "emptied", "is_managed", "is_sharded", "moved", "plain_kind", "spread_like"]
+__all__ += ["reshard", "whole"]

@@ -12,11 +12,11 @@ import torch
 from torch import Tensor, nn
 
 from secateur.calibrate import ParameterProduct, Watch, call
+from secateur.calibrate.blame import batch_name, blamed_on_batch, studied
 from secateur.calibrate.data import each_own, no_batches
 from secateur.calibrate.sums import added
 from secateur.distributed import pooled, ranks, totals
 from secateur.errors import CalibrationError, SecateurWarning
-from secateur.importance.batches import blamed_on_batch, studied
 from secateur.importance.criterion import JointCriterion
 from secateur.importance.weights import Context, Sums, Weights, zero
 from secateur.importance.without_data import Magnitude
@@ -190,10 +190,10 @@ def _observed(model: nn.Module, batches: Any, what: str) -> ByParameter:
 
     watch = Watch(model, note)
     with studied(model, what):
-        for number, batch in enumerate(each_own(batches, what), start=1):
+        for number, batch in enumerate(each_own(batches, what)):
             with blamed_on_batch(number, what), watch:
                 call(model, batch)
-            _check(found.values(), f"{what}: batch {number}")
+            _check(found.values(), f"{what}: {batch_name(number)}")
     every = over_ranks(found, what)
     by_parameter: dict[int, list[MeanSquares]] = {}
     for which, one in every.items():

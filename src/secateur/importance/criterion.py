@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -11,6 +10,8 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from secateur.arguments import is_finite, shown
+from secateur.distributed import is_sharded
 from secateur.errors import PlanError
 from secateur.importance.scope import Normalisation, check_normalisation, normalised
 from secateur.importance.weights import Context, Importance, Weights
@@ -64,6 +65,11 @@ class JointCriterion(Criterion):
 
     def __call__(self, context: Context) -> Tensor:
         known = context.weights.known
+        if uses_data(self) and is_sharded(context.weights.model):
+            raise PlanError(
+                f"{type(self).__name__} runs the model on data, and that is spread over ranks: give plan the criterion "
+                "itself, not a function that calls it, so that the model is put together first"
+            )
         if self not in known:
             known[self] = self.scores(context.weights)
         return known[self][context.axis]
@@ -118,6 +124,18 @@ class Sum(JointCriterion):
         return total
 
 
+def uses_data(importance: Importance) -> bool:
+    """Whether a criterion, or some term of it, runs the model on batches.
+
+    >>> import secateur as sec
+    >>> uses_data(sec.Magnitude()), uses_data(sec.Magnitude() + sec.Activation([]))
+    (False, True)
+    """
+    if isinstance(importance, Sum):
+        return any(uses_data(criterion) for criterion, _ in importance.terms)
+    return hasattr(importance, "batches")
+
+
 def _terms(criterion: Importance) -> tuple[tuple[Importance, float], ...]:
     """The terms that a criterion adds to a sum that takes means."""
     if isinstance(criterion, Sum) and criterion.normalise == "mean":
@@ -127,7 +145,7 @@ def _terms(criterion: Importance) -> tuple[tuple[Importance, float], ...]:
 
 def _check(term: object) -> None:
     if not isinstance(term, tuple) or len(term) != 2 or not callable(term[0]):
-        raise PlanError(f"Sum takes pairs of a criterion and a weight, such as (Magnitude(), 0.5), not {term!r}")
-    weight = term[1]
-    if isinstance(weight, bool) or not isinstance(weight, int | float) or not math.isfinite(weight):
-        raise PlanError(f"the weight of {term[0]!r} is a finite number, not {weight!r}")
+        pair = "a term is a pair of a criterion and a weight, such as (Magnitude(), 0.5)"
+        raise PlanError(f"Sum: {pair}, not {shown(term)}")
+    if not is_finite(term[1]):
+        raise PlanError(f"Sum: the weight of {shown(term[0])} is a finite number, not {shown(term[1])}")

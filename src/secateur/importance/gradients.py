@@ -10,10 +10,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from secateur.calibrate import call
+from secateur.calibrate.blame import batch_name, blamed_on_batch, studied
 from secateur.calibrate.data import each_own, no_batches
 from secateur.distributed import totals
 from secateur.errors import CalibrationError
-from secateur.importance.batches import blamed_on_batch, studied
 from secateur.importance.criterion import JointCriterion
 from secateur.importance.weights import Sums, Weights, as_real
 from secateur.tracing.graph import Axis
@@ -96,7 +96,7 @@ def mean_over_batches(
             parameter.requires_grad_(True)
         sums_of = {axis: torch.zeros(axis.size, dtype=torch.float64) for axis in weights.axes}
         for seen, batch in enumerate(each_own(batches, what), start=1):
-            gradients = _gradients(weights.model, loss, batch, wanted, what, seen)
+            gradients = _gradients(weights.model, loss, batch, wanted, what, seen - 1)
 
             def sums(name: str, weight: Tensor, dims: Sequence[int], known: Any = gradients) -> Sums:
                 return _sums(known[name], weight, dims, of_weight) if name in known else {}
@@ -130,12 +130,12 @@ def _gradients(
     asked = "loss(model(inputs), target)" if _is_torch_loss(loss) else "loss(model, batch)"
     with blamed_on_batch(number, what, asked):
         value = _value(loss, model, batch)
-        _check(value, f"{what}: {asked} on batch {number}")
+        _check(value, f"{what}: {asked} on {batch_name(number)}")
         # the graph is retained: a model may cache a part of it for its next run
         found = torch.autograd.grad(value.sum(), list(weights.values()), allow_unused=True, retain_graph=True)
     gradients = {name: gradient for name, gradient in zip(weights, found, strict=True) if gradient is not None}
     if not gradients:
-        raise CalibrationError(f"{what}: {asked} on batch {number} depends on no parameter that could be cut")
+        raise CalibrationError(f"{what}: {asked} on {batch_name(number)} depends on no parameter that could be cut")
     return gradients
 
 

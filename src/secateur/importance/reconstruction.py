@@ -21,7 +21,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from secateur.arguments import a_number, check_fields
 from secateur.calibrate import ParameterProduct, Runs, Watch, call
+from secateur.calibrate.blame import blamed_on_batch, studied
 from secateur.calibrate.data import dealt, is_dealt, own, with_first
 from secateur.calibrate.fisher import fisher_sums, over_ranks
 from secateur.calibrate.products import Part
@@ -29,7 +31,6 @@ from secateur.calibrate.structure import Structure, structure
 from secateur.calibrate.sums import added
 from secateur.distributed import pooled, ranks, totals
 from secateur.errors import CalibrationError, SecateurWarning
-from secateur.importance.batches import blamed_on_batch, studied
 from secateur.importance.criterion import JointCriterion
 from secateur.importance.elimination import ErrorTerm, Independent, Regression, eliminate
 from secateur.importance.weights import Context, Weights, zero
@@ -65,6 +66,9 @@ class Reconstruction(JointCriterion):
     ridge: float = 1e-3
 
     comparable = True
+
+    def __post_init__(self) -> None:
+        check_fields(self, CalibrationError, ridge=a_number(above=0))
 
     def scores(self, weights: Weights) -> dict[Axis, Tensor]:
         """What the error grows by with each position, axis by axis."""

@@ -10,6 +10,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from secateur.arguments import shown
 from secateur.axes import Atom, Layout, Product, atoms
 from secateur.errors import PlanError
 from secateur.tracing.graph import Axis, Graph
@@ -26,8 +27,8 @@ _SCALES: Mapping[str, Callable[[Tensor], Tensor]] = {
 
 def check_normalisation(how: object) -> None:
     """Refuse what is not the name of a normalisation."""
-    if how not in _SCALES:
-        raise PlanError(f"normalise is one of {', '.join(map(repr, _SCALES))}, not {how!r}")
+    if not isinstance(how, str) or how not in _SCALES:
+        raise PlanError(f"normalise is one of {', '.join(map(repr, _SCALES))}, not {shown(how)}")
 
 
 def normalised(scores: Tensor, how: Normalisation) -> Tensor:

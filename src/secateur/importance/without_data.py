@@ -1,5 +1,6 @@
 """Criteria that need nothing but the weights, and chance, the baseline that every criterion must beat."""
 
+import math
 import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -7,9 +8,14 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from secateur.arguments import SEED, Rule, a_number, check_fields
+from secateur.errors import PlanError
 from secateur.importance.criterion import Criterion, JointCriterion
 from secateur.importance.weights import Context, Sums, Weights, as_real
 from secateur.tracing.graph import Axis
+
+NORM = a_number(above=0, most=1000)  # p of a p-norm
+_DISTANCE = Rule(f"{NORM.says}, or infinity", lambda p: NORM.holds(p) or (isinstance(p, float) and p == math.inf))
 
 
 @dataclass(frozen=True)
@@ -24,6 +30,9 @@ class Magnitude(JointCriterion):
     """
 
     p: float = 2.0
+
+    def __post_init__(self) -> None:
+        check_fields(self, PlanError, p=NORM)
 
     def powers(self, weight: Tensor, out: Tensor) -> Tensor:
         """|w|^p."""
@@ -46,6 +55,9 @@ class LAMP(JointCriterion):
     """
 
     p: float = 2.0
+
+    def __post_init__(self) -> None:
+        check_fields(self, PlanError, p=NORM)
 
     def adapted(self, powers: Tensor) -> Tensor:
         """Each value over the sum of those that are not smaller; of equals, the first counts as the larger."""
@@ -94,6 +106,9 @@ class FPGM(Criterion):
 
     p: float = 2.0
 
+    def __post_init__(self) -> None:
+        check_fields(self, PlanError, p=_DISTANCE)
+
     def distances(self, rows: Tensor) -> Tensor:
         """Σ_j ‖row_i − row_j‖_p for each row i, a few rows at a time."""
         rows = rows.detach().to(torch.float64)
@@ -126,6 +141,9 @@ class Random(Criterion):
     """
 
     seed: int = 0
+
+    def __post_init__(self) -> None:
+        check_fields(self, PlanError, seed=SEED)
 
     def __call__(self, context: Context) -> Tensor:
         seed = zlib.crc32(f"{self.seed} {context.axis.name}".encode())

@@ -13,6 +13,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from secateur.arguments import PATH, check, shown
 from secateur.errors import FileError, PlanError
 from secateur.io.atomic import check_new, new_folder
 from secateur.io.file import about
@@ -21,7 +22,6 @@ from secateur.io.pieces import Left, Piece, check_whole, left, piece
 from secateur.io.shards import Form, Shards, nbytes, read_json, write_shard
 from secateur.io.tensors import State
 from secateur.pipeline.save_pretrained import PLAN, marked
-from secateur.planning.json import shown
 from secateur.planning.plans import Plan
 from secateur.progress import progress
 from secateur.state.held import named_tensors
@@ -59,6 +59,7 @@ def cut_checkpoint(
     """
     if not isinstance(plan, Plan):
         raise PlanError(f"cut_checkpoint takes a Plan, not {type(plan).__name__}; make one with secateur.plan")
+    check("cut_checkpoint", FileError, locals(), folder=PATH, out=PATH)
     with about(folder) as source:
         shards = shards_of(source)
         outline = outline_of(source) if model is None else unwrap(model)
@@ -166,10 +167,11 @@ def shards_of(folder: Path) -> Shards:
 
 
 def _config(folder: Path, plan: Plan) -> dict[str, str]:
-    """{file: its text} for what says how large the model is now."""
-    fields = getattr(plan, "fields", None)
-    if fields and (folder / CONFIG).is_file():
-        return {CONFIG: json.dumps({**read_json(folder / CONFIG), **fields}, indent=2) + "\n"}
+    """{file: its text} for what says how large the model is now; nothing if it is as large as before."""
+    if plan.loadable and not plan.fields:
+        return {}
+    if plan.fields and (folder / CONFIG).is_file():
+        return {CONFIG: json.dumps({**read_json(folder / CONFIG), **plan.fields}, indent=2) + "\n"}
     before = folder / PLAN
     whole = plan if not before.is_file() else Plan.from_json(before.read_text("utf-8")).then(plan)
     told = {PLAN: whole.to_json()}

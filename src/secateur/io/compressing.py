@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 from torch import nn
 
+from secateur.arguments import FLAG, PATH, check
 from secateur.calibrate.data import taken
 from secateur.compensate import Compensation, LeastSquares, Outcome, carry_out
 from secateur.distributed import ranks
-from secateur.errors import FileError
+from secateur.errors import FileError, PlanError
 from secateur.importance import Importance
 from secateur.io.checkpoint import check_target, shards_of, writing
 from secateur.io.file import about
@@ -73,8 +75,9 @@ def compress_checkpoint(
     complete: a crash or a full disk leaves nothing under that name.
     """
     start = time.perf_counter()
-    if ranks() > 1:
-        raise FileError(f"{_WHAT} is for one process; call it on one rank, within secateur.distributed.alone()")
+    check(_WHAT, FileError, locals(), folder=PATH, out=PATH)
+    check(_WHAT, PlanError, locals(), exact=FLAG, loadable=FLAG, verify=FLAG)
+    check_one_process(_WHAT)
     files = Checkpoint.of(folder, model)
     with about(out) as place:
         check_target(files.shards.folder, place)
@@ -87,6 +90,12 @@ def compress_checkpoint(
     assert reached is not None
     before, after = Counted(graph.macs(), params(files.model)), Counted(macs(small, graph.example), params(small))
     return compressed(made, reached, before, after, criterion, start)
+
+
+def check_one_process(what: str) -> None:
+    """Refuse ranks that would all write the same files."""
+    if ranks() > 1:
+        raise FileError(f"{what} is for one process; call it on one rank, within secateur.distributed.alone()")
 
 
 @dataclass(frozen=True, eq=False)
@@ -110,15 +119,21 @@ class Checkpoint:
         self, plan: Plan, out: str | os.PathLike[str], recipe: Compensation | None = None, *, verify: bool = True
     ) -> tuple[nn.Module, Outcome | None]:
         """Write the cut checkpoint, proved and refitted; its model, whose weights are there, and what was reached."""
+        with self.written(plan, out) as small:
+            if verify:
+                prove(self.model, small, plan)
+            reached = None if recipe is None else carry_out(recipe, self.model, small, plan)
+        return small, reached
+
+    @contextmanager
+    def written(self, plan: Plan, out: str | os.PathLike[str]) -> Iterator[nn.Module]:
+        """The cut model, whose weights are in new files: what is written to them stays if the block ends well."""
         with writing(self.shards, plan, self._outline, out) as new:
             empty = without_values(self._outline)
             cut_as_planned(empty, plan)
             small, joined = with_weights(empty, Shards.of(new), writable=True)
-            if verify:
-                prove(self.model, small, plan)
-            reached = None if recipe is None else carry_out(recipe, self.model, small, plan)
+            yield small
             joined.store()
-        return small, reached
 
 
 def _outline(shards: Shards, model: nn.Module | None) -> nn.Module:
@@ -132,4 +147,4 @@ def _outline(shards: Shards, model: nn.Module | None) -> nn.Module:
     return found.eval()
 
 
-__all__ = ["Checkpoint", "compress_checkpoint"]
+__all__ = ["Checkpoint", "check_one_process", "compress_checkpoint"]

@@ -35,11 +35,12 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
+from secateur.arguments import shown
 from secateur.distributed import plain_kind
 from secateur.errors import FileError, SecateurError
 from secateur.io.packed import Unpacking
 from secateur.io.settings import Settings
-from secateur.planning.json import from_data, origin_data, origin_from, parse, shown, to_data
+from secateur.planning.json import from_data, origin_data, origin_from, parse, to_data
 from secateur.planning.plans import Plan
 from secateur.tracing.origins import Origin
 

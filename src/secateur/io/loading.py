@@ -13,6 +13,7 @@ from typing import Any, TypeVar, overload
 import torch
 from torch import Tensor, nn
 
+from secateur.arguments import PATH, a_function, check, optional, shown
 from secateur.compat import dtensor, own_box
 from secateur.distributed import Undressed, agreed, is_sharded, meet, spread_like, together
 from secateur.errors import FileError, SecateurError
@@ -23,7 +24,7 @@ from secateur.io.tensors import State, fill, realised, set_extra
 from secateur.pipeline.apply import plan_of, remember
 from secateur.pipeline.rebuild import held_here
 from secateur.pipeline.sharded import Shard, shard_empty
-from secateur.planning.json import shown
+from secateur.prune import custom_from_mask
 from secateur.state.held import named_tensors
 from secateur.state.transaction import Transaction, transaction
 from secateur.surgery import carry_out
@@ -73,6 +74,8 @@ def load(path: Any, model: Any = None, *, make: Any = None, shard: Any = None) -
     Whatever goes wrong, the model is as it was.
     """
     check_order(path, model, "load(path, model)")
+    builder = optional(a_function("a class or function that builds the model"))
+    check("load", FileError, locals(), path=PATH, make=builder)
     if model is not None and make is not None:
         raise FileError(f"{path}: make= builds the model, so it does not go with one that is there")
     if shard is not None:
@@ -190,6 +193,7 @@ def _cut(model: nn.Module, header: Header, file: Stored) -> dict[str, str]:
     """Cut a model as a file tells; {the first name of each of its tensors: its name in the file}."""
     plan = None if header.plan is None else shortened(model, header.plan)
     add_biases(model, header.biases)
+    _add_masks(model, set(file.keys()))
     stored = _matched(State.of(model), header, set(file.keys()) - set(header.tables))
     _check_sizes(State.of(model), stored, file)
     if header.plan is not None and plan is not None:
@@ -197,6 +201,15 @@ def _cut(model: nn.Module, header: Header, file: Stored) -> dict[str, str]:
         remember(model, header.plan)
     check_biases(model, header.biases)
     return stored
+
+
+def _add_masks(model: nn.Module, names: set[str]) -> None:
+    """Masks of `secateur.prune` where a file has them and the model, as it was built, does not."""
+    for prefix, module in model.named_modules():
+        for name, weight in list(module._parameters.items()):
+            full = f"{prefix}.{name}".lstrip(".")
+            if weight is not None and full not in names and {f"{full}_orig", f"{full}_mask"} <= names:
+                custom_from_mask(module, name, torch.ones_like(weight))
 
 
 class _Values(Mapping[str, Tensor]):

@@ -20,11 +20,11 @@ import torch
 from safetensors import safe_open
 from torch import Tensor, nn
 
+from secateur.arguments import shown
 from secateur.errors import FileError
 from secateur.io.pieces import piece
 from secateur.io.shards import Shards, read_json, starts
 from secateur.io.tensors import State
-from secateur.planning.json import shown
 from secateur.state.chances import same_chances
 from secateur.state.twin import remade
 from secateur.tracing.constructor import without_weights

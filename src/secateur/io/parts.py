@@ -20,12 +20,13 @@ from safetensors import safe_open
 from torch import Tensor
 
 from secateur import compat
+from secateur.arguments import shown
 from secateur.distributed import meet, ranks
 from secateur.errors import FileError
 from secateur.io.atomic import new_folder
 from secateur.io.file import ENTRY, Header
 from secateur.io.shards import contents
-from secateur.planning.json import parse, shown
+from secateur.planning.json import parse
 
 HEADER = "secateur-model.json"
 _OFFSETS = "DCP_SHARDING_INFO", "saved_offsets"  # in the metadata of a file, as torch has it

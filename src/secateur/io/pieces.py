@@ -7,8 +7,8 @@ from bisect import bisect_left
 from collections.abc import Collection, Mapping
 from typing import NamedTuple
 
+from secateur.arguments import shown
 from secateur.errors import PlanError
-from secateur.planning.json import shown
 from secateur.planning.plans import Kept, Plan
 
 # Mixtures of experts, as files and as Transformers have them: (name in the file, name of the whole, which part of the

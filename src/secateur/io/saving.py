@@ -7,8 +7,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from secateur.arguments import FLAG, PATH, check
 from secateur.compat import is_lazy
-from secateur.distributed import bare, is_sharded, meet, together, whole
+from secateur.distributed import bare, is_sharded, meet, reshard, together, whole
 from secateur.errors import FileError
 from secateur.io.atomic import replacing
 from secateur.io.file import Header, about, check_order, class_name, storable, write
@@ -46,9 +47,11 @@ def save(model: nn.Module, path: str | os.PathLike[str], *, overwrite: bool = Tr
     in safetensors); that can be loaded on any number of processes, too.
     """
     check_order(path, model, "save(model, path)")
+    check("save", FileError, locals(), path=PATH, overwrite=FLAG, sharded=FLAG)
     with about(path) as target:
         inner = unwrap(model, sharded=True)
         spread = is_sharded(inner)
+        reshard(inner)
         with together("save", all_come=spread or sharded):
             if sharded:
                 write_parts(target, *_contents(inner, every_buffer=True))

@@ -9,9 +9,9 @@ from typing import Any
 
 from torch import nn
 
+from secateur.arguments import shown
 from secateur.errors import FileError
 from secateur.pipeline.save_pretrained import frozen_in
-from secateur.planning.json import shown
 
 GENERATION = "generation_config.json"
 

@@ -14,8 +14,9 @@ import torch
 from safetensors import safe_open
 from torch import Tensor
 
+from secateur.arguments import shown
 from secateur.errors import FileError
-from secateur.planning.json import parse, shown
+from secateur.planning.json import parse
 
 _ENDING, _INDEX = ".safetensors", ".safetensors.index.json"
 _RAW = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}  # moved as they are, whatever they mean

@@ -15,6 +15,7 @@ import torch
 from safetensors import safe_open
 from torch import Tensor, nn
 
+from secateur.arguments import shown
 from secateur.errors import FileError
 from secateur.io import file as files
 from secateur.io.file import Header, class_name
@@ -25,7 +26,6 @@ from secateur.io.settings import GENERATION, Settings
 from secateur.io.shards import Shards, read_json
 from secateur.io.tensors import State
 from secateur.pipeline.save_pretrained import FROZEN, PLAN, is_marked
-from secateur.planning.json import shown
 from secateur.planning.plans import Plan
 from secateur.tracing.shell import tables
 

@@ -90,7 +90,10 @@ def value_of(tensor: Tensor) -> Value:
     """What is known of a tensor that an op is given; one never seen before is somebody's constant."""
     found = tensor.__dict__.get(_KEY)
     if found is None:
-        reason = "a tensor made outside of the model's parameters and buffers"
+        reason = (
+            "a tensor made outside of the model's parameters and buffers; register it (nn.ModuleList, "
+            "register_buffer), or call the model once before, if its first call makes layers"
+        )
         found = bind(tensor, Value([Atom(n, reason) for n in tensor.shape]))
     found.used = True
     return found

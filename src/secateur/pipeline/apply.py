@@ -8,17 +8,19 @@ from typing import Any, NamedTuple, TypeVar
 import torch
 from torch import nn
 
+from secateur.arguments import FLAG, an_instance, optional, shown
+from secateur.arguments import check as check_arguments
 from secateur.compensate import Compensation, Outcome, twin
 from secateur.compensate import carry_out as refitted
-from secateur.distributed import agreed, is_sharded, meet, ranks, together
+from secateur.distributed import agreed, meet, ranks, together
 from secateur.errors import ApplyError, VerifyError
 from secateur.pipeline.save_pretrained import watch
-from secateur.pipeline.sharded import apply_sharded
+from secateur.pipeline.sharded import cut_shapes, sharded_anew, unwrapped
 from secateur.planning.plans import Plan
 from secateur.state.held import named_tensors
 from secateur.state.transaction import Transaction, transaction, untouched
 from secateur.surgery import carry_out, check_fit
-from secateur.surgery.blocks import refuse_blocks, shortened
+from secateur.surgery.blocks import shortened
 from secateur.surgery.holders import check_alone, tell_holders, wrappers_follow
 from secateur.tracing import unwrap
 from secateur.tracing.examples import placed_with
@@ -27,10 +29,7 @@ from secateur.verify.copies import copies_alike
 from secateur.verify.numbers import numbers_of, way_of
 from secateur.verify.oracle import Expected, check, expected
 
-_SHARD = (
-    "shard= is the function that sharded the model (lambda model: fully_shard(model)), for a model that is spread over "
-    "ranks; it does not go with compensate="
-)
+OPTIMIZER = optional(an_instance(torch.optim.Optimizer, "a torch.optim.Optimizer"))
 _ROUTED = "compensate= compares token by token, and without some experts tokens go elsewhere; it goes with widths only"
 _FACTORED = (
     "the plan cuts the rank of {}, in a basis that data told and a plan does not hold; load the file that the model "
@@ -79,32 +78,39 @@ def apply(
 
     In a process group every rank calls this, with the same plan; what fails on one rank is raised on all. A model that
     is spread over ranks is cut with `shard`, the function that sharded it, which is called once more: its parameters
-    are new objects then, which `optimizer` is given. It is verified before it is sharded again.
+    are new objects then, which `optimizer` is given. It is verified before it is sharded again. To be refitted
+    or to lose blocks, it is put together on every rank.
     """
     with together("apply"):
-        inner = unwrap(model, sharded=shard is not None)
-        if not isinstance(plan, Plan):
-            raise ApplyError(f"apply takes a Plan, not {type(plan).__name__}; make one with secateur.plan")
-        if compensate is not None and not isinstance(compensate, Compensation):
-            raise ApplyError(f"compensate is LeastSquares(batches) or Constants(batches), not {compensate!r:.80}")
-        if not isinstance(optimizer, torch.optim.Optimizer | None):
-            raise ApplyError(f"optimizer= takes a torch.optim.Optimizer, not {type(optimizer).__name__}")
-        if shard is not None and (compensate is not None or not callable(shard) or not is_sharded(inner)):
-            raise ApplyError(_SHARD)
-        if compensate is not None and plan.routers:
-            raise ApplyError(_ROUTED)
-        if plan.factored:
-            raise ApplyError(_FACTORED.format(plan.factored[0]))
+        inner = unwrapped(model, shard)
+        _check_arguments(plan, compensate)
+        check_arguments("apply", ApplyError, locals(), optimizer=OPTIMIZER, verify=FLAG)
         check_fit(inner, plan)
         check_alone(inner, plan)
         agree_on("apply", plan)
-        if shard is not None:
-            refuse_blocks(plan, "shard=")
-            apply_sharded(inner, plan, shard, optimizer, verify)
-            remember(inner, plan)
+        if shard is None:
+            _apply(inner, plan, optimizer, verify, compensate)
             return model
-        _apply(inner, plan, optimizer, verify, compensate)
+        values = compensate is not None or bool(plan.removed)
+        with sharded_anew(inner, shard, plan, optimizer, values=values) as old:
+            if values:
+                _apply(inner, plan, None, verify, compensate)
+            else:
+                cut_shapes(inner, plan, old, verify)
+                remember(inner, plan)
+                inner.__dict__.pop(_OUTCOME, None)
     return model
+
+
+def _check_arguments(plan: object, compensate: object) -> None:
+    if not isinstance(plan, Plan):
+        raise ApplyError(f"apply takes a Plan, not {type(plan).__name__}; make one with secateur.plan")
+    if compensate is not None and not isinstance(compensate, Compensation):
+        raise ApplyError(f"compensate is LeastSquares(batches) or Constants(batches), not {shown(compensate)}")
+    if compensate is not None and plan.routers:
+        raise ApplyError(_ROUTED)
+    if plan.factored:
+        raise ApplyError(_FACTORED.format(plan.factored[0]))
 
 
 def agree_on(what: str, plan: Plan) -> None:
@@ -202,7 +208,7 @@ def proved(
         except _CopyError:
             if copies_alike(model, proof[0].example):
                 raise VerifyError(
-                    "a deep copy of the cut model does not put out what the model does: some object of it is made anew "
+                    "a deep copy of the cut model does not put out what the model does: some of it is made anew "
                     "from numbers that the cut did not change. The model is as it was."
                 ) from None
             cut(proof, copied=False)

@@ -11,27 +11,29 @@ from typing import Any, NamedTuple
 
 from torch import nn
 
+from secateur.arguments import FLAG, NAMES, an_int, check, listed, shown
 from secateur.calibrate.data import Some, dealt, is_dealt, taken
 from secateur.compensate import LeastSquares, Outcome
 from secateur.compensate.moments import held_back
 from secateur.distributed import alone, meet, together
 from secateur.errors import PlanError
 from secateur.importance import Importance, Reconstruction
-from secateur.importance.batches import check_values
 from secateur.pipeline.apply import agree_on, apply, outcome, remember
 from secateur.pipeline.bases import TURNED, Bases
 from secateur.pipeline.depth import blocks as residual_blocks
 from secateur.pipeline.depth import further_off, outputs_of, plan_depth
 from secateur.pipeline.factor import idle, layers_named, rank_axes, split
+from secateur.pipeline.sharded import Shard, sharded_anew, unwrapped
 from secateur.planning import Bytes, Macs, Params, Plan, plan
 from secateur.planning.plans import Change
-from secateur.planning.targets import Budget, Budgets, Target
+from secateur.planning.targets import Budget, Budgets, Target, target_of
 from secateur.state.held import named_tensors
 from secateur.state.transaction import Transaction, transaction
 from secateur.timing import Latency, Timing, latency
 from secateur.timing.target import check_measured
-from secateur.tracing import Graph, macs, trace, unwrap
+from secateur.tracing import Graph, macs, trace
 
+_RULES = {"rank": NAMES, **dict.fromkeys(("exact", "bias", "loadable", "verify", "timed"), FLAG)}
 _RANKED = 16  # batches that tell which positions go: fewer than it takes to fit the rest
 _JUDGES = 4  # batches that tell how many blocks should go
 
@@ -84,6 +86,7 @@ def compress(
     blocks: int | Sequence[int] | str = 0,
     rank: str | Sequence[str] = (),
     joint: int = 0,
+    shard: Shard | None = None,
 ) -> Compressed:
     """Cut a model to a target and keep as much of what it does as possible, without training; in place.
 
@@ -95,34 +98,33 @@ def compress(
     >>> report.macs.after <= 0.5 * report.macs.before, report.compensation.after < report.compensation.before
     (True, True)
 
-    `batches` are inputs as the model will see them, the more the better: an iterable of examples, or a function that
-    makes one. Of an endless iterable, give a part: `sec.Data(batches, tokens=100_000)`. What the example does not have,
-    such as the labels of a DataLoader, is left out. Axes that only linear maps touch (`rotations`) are rotated, so that
-    less is lost; not for another criterion. Positions are ranked by what the output would lose when they go and the
-    others are refitted (`Reconstruction`), the target is spent where that costs least, the cut is verified, and each
-    layer is refitted to what it put out before (`LeastSquares`). The keywords are those of `plan`, `LeastSquares`
-    and `apply`; `bias=True` gives layers without a bias one where that helps; `timed=False` skips measuring time.
-    `blocks=2` first removes the two blocks that matter least (`plan_depth`) and refits the others, then cuts widths for
-    what is left of the target; of several numbers, `blocks=(0, 2, 4)`, the one stays whose outputs are nearest to those
-    of the uncut model on batches that were held back; `blocks="auto"` tries 0, then an eighth more of them each time,
-    until that is worse, and takes as many times as long. `rank` names layers that may become products of two
-    (`factor`), the rank being one more axis; where the target takes too little of it to pay, they stay as they are.
-    `joint=120` then fits the layers of each block together, in so many steps (`LeastSquares`): longer, and nearer.
-    All or nothing: whatever goes wrong, the model is as it was. In a process group every rank calls this with its own
-    batches, and all come to the model that a single process makes of all batches.
+    `batches` are inputs as the model will see them, an iterable of examples, or a function that makes one. Of an
+    endless one, give a part: `sec.Data(batches, tokens=100_000)`. What the example does not have, such as the labels of
+    a DataLoader, is left out. Axes that only linear maps touch (`rotations`) are rotated first; not for another
+    criterion. Positions are ranked by what the output would lose when they go and the others are refitted
+    (`Reconstruction`), the target is spent where that costs least, the cut is verified, and each layer is refitted to
+    what it put out before (`LeastSquares`). The keywords are those of `plan`, `LeastSquares` and `apply`. `bias=True`
+    gives layers without a bias one where that helps; `timed=False` measures no time. `blocks=2` first removes the two
+    blocks that matter least (`plan_depth`) and refits the others, then cuts widths for what is left of the target; of
+    several numbers, `blocks=(0, 2, 4)`, the one stays whose outputs are nearest to those of the uncut model on batches
+    that were held back; `blocks="auto"` tries 0, then an eighth more of them each time, until that is worse. `rank`
+    names layers that may become products of two (`factor`); where the target takes too little of it to pay, they stay
+    as they are. `joint=120` then fits the layers of each block together, in so many steps (`LeastSquares`). All or
+    nothing: whatever goes wrong, the model is as it was. In a process group every rank has its own batches, and all
+    come to the model of one process with all; a model that is spread over ranks takes `shard`, as `apply` does.
     """
     start = time.perf_counter()
+    check("compress", PlanError, locals(), **_RULES)
     read = taken if blocks or rank or joint else dealt  # what needs the data of all ranks, else each rank its own
-    with together("compress"), read(batches, "compress", example) as data:
-        inner = unwrap(model)
-        check_values(inner, inner.parameters(), "compress")
-        check_measured(target)
-        numbers = _numbers(blocks, traced := trace(inner, example))
-        options: dict[str, Any] = {"exact": exact, "protect": protect, "round_to": round_to, "loadable": loadable}
-        recipe = LeastSquares(data, ridge=ridge, bias=bias, joint=joint)
-        layers = _to_split(inner, rank, whole=loadable or importance is not None)
-        job = _Job(inner, traced, target, data, importance, options, recipe, verify, timed, layers)
-        with transaction(inner) as undo:
+    with together("compress"):
+        inner = unwrapped(model, shard, "compress")
+        check_measured(target := target_of(target))
+        with read(batches, "compress", example) as data, sharded_anew(inner, shard), transaction(inner) as undo:
+            numbers = _numbers(blocks, traced := trace(inner, example))
+            options: dict[str, Any] = {"exact": exact, "protect": protect, "round_to": round_to, "loadable": loadable}
+            recipe = LeastSquares(data, ridge=ridge, bias=bias, joint=joint)
+            layers = _to_split(inner, rank, whole=loadable or importance is not None)
+            job = _Job(inner, traced, target, data, importance, options, recipe, verify, timed, layers)
             report = _best(job, numbers, undo, start, until_worse=blocks == "auto")
             meet("compress: done")  # on every rank, or on none
     return report
@@ -158,9 +160,9 @@ def _numbers(blocks: object, graph: Graph) -> tuple[int, ...]:
     if blocks == "auto":
         free = sum(block.free for block in residual_blocks(graph))
         return tuple(range(0, free, max(1, round(free / 8)))) or (0,)
-    numbers = tuple(blocks) if isinstance(blocks, Sequence) and not isinstance(blocks, str) else (blocks,)
-    if not numbers or any(isinstance(n, bool) or not isinstance(n, int) or n < 0 for n in numbers):
-        raise PlanError(f'blocks= is how many blocks go, several such numbers to try, or "auto", not {blocks!r:.80}')
+    numbers = listed(blocks)
+    if not numbers or not all(map(an_int(0).holds, numbers)):
+        raise PlanError(f'blocks= is how many blocks go, several such numbers to try, or "auto", not {shown(blocks)}')
     return numbers
 
 

@@ -15,12 +15,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from secateur.arguments import FLAG, an_int, check, shown
 from secateur.axes import Polynomial
 from secateur.calibrate import call
+from secateur.calibrate.blame import blamed_on_batch, studied
 from secateur.calibrate.data import taken
 from secateur.calibrate.fisher import answers
+from secateur.distributed import bare, is_sharded, together
 from secateur.errors import PlanError
-from secateur.importance.batches import blamed_on_batch, studied
 from secateur.pipeline.rebuild import own_tables, unlike
 from secateur.planning import Plan
 from secateur.planning.depth import changed_fields, followed
@@ -31,7 +33,7 @@ from secateur.state.twin import copied
 from secateur.surgery import carry_out
 from secateur.surgery.blocks import LISTS
 from secateur.tracing.constructor import Maker
-from secateur.tracing.graph import Graph
+from secateur.tracing.graph import GRAPH, Graph
 from secateur.tracing.makers import maker_of, with_fields
 from secateur.tracing.origins import Origin
 from secateur.verify.blocks import Passing, handing_on, passing
@@ -78,7 +80,9 @@ def blocks(graph: Graph) -> tuple[ResidualBlock, ...]:
     One can be removed if it is one of several of its kind, and a run on the example shows that it puts out its input
     plus something: x + f(x).
     """
-    return tuple(block for block, _ in _found(graph))
+    check("blocks", PlanError, locals(), graph=GRAPH)
+    with bare(graph.model, values=True):
+        return tuple(block for block, _ in _found(graph))
 
 
 def _found(graph: Graph) -> Iterator[tuple[ResidualBlock, Passing]]:
@@ -155,17 +159,20 @@ def plan_depth(
     `apply` takes them out of their lists, in place: what follows moves up, and so do numbers that count blocks
     (`config.num_hidden_layers`, the `layer_idx` of each). The result must put out what the uncut model does when these
     blocks hand on their input. Blocks with anything in them that `protect` names stay. `plan.loadable` says whether the
-    model's constructor builds what is left, with `plan.fields`; `loadable=True` refuses anything else.
+    model's constructor builds what is left, with `plan.fields`; `loadable=True` refuses anything else. In a process
+    group every rank is sent the batches of all; a model that is spread over ranks is put together on each.
     """
-    if not isinstance(graph, Graph):
-        raise PlanError(f"plan_depth takes a Graph, not {type(graph).__name__}; make one with secateur.trace")
-    whole = parts_of(protect, graph, "protect")
-    found = {block.name: (_protected(graph, block, whole), how) for block, how in _found(graph)}
-    if isinstance(remove, int):
-        names = tuple(_least(graph, {name: how for name, (block, how) in found.items() if block.free}, remove, batches))
-    else:
-        names = _named(found, remove)
-    return _plan(graph, [found[name][0] for name in names], loadable)
+    check("plan_depth", PlanError, locals(), graph=GRAPH, loadable=FLAG)
+    spared = parts_of(protect, graph, "protect")
+    all_come = batches is not None or is_sharded(graph.model)
+    with together("plan_depth", all_come=all_come), bare(graph.model, values=True):
+        found = {block.name: (_protected(graph, block, spared), how) for block, how in _found(graph)}
+        if isinstance(remove, int):
+            free = {name: how for name, (block, how) in found.items() if block.free}
+            names = tuple(_least(graph, free, remove, batches))
+        else:
+            names = _named(found, remove)
+        return _plan(graph, [found[name][0] for name in names], loadable)
 
 
 def _protected(graph: Graph, block: ResidualBlock, whole: Sequence[str]) -> ResidualBlock:
@@ -177,7 +184,7 @@ def _protected(graph: Graph, block: ResidualBlock, whole: Sequence[str]) -> Resi
 
 def _named(found: Mapping[str, tuple[ResidualBlock, Passing]], remove: Sequence[str]) -> tuple[str, ...]:
     if isinstance(remove, str) or not isinstance(remove, Sequence) or not all(isinstance(n, str) for n in remove):
-        raise PlanError(f"plan_depth removes a number of blocks, or a list of names of blocks, not {remove!r:.80}")
+        raise PlanError(f"plan_depth removes a number of blocks, or a list of names of blocks, not {shown(remove)}")
     for name in remove:
         if name not in found:
             raise PlanError(f"{name!r:.80} is no block; secateur.blocks(graph) lists them")
@@ -202,8 +209,8 @@ def _least(graph: Graph, free: Mapping[str, Passing], number: int, batches: Any)
             if name not in gone and homes.count(home := name.rpartition(".")[0]) < len(lists[home]._modules) - 1
         ]
 
-    if isinstance(number, bool) or number < 0:
-        raise PlanError(f"plan_depth removes a number of blocks from 0 on, not {number!r}")
+    if not an_int(0).holds(number):
+        raise PlanError(f"plan_depth: remove is a number of blocks from 0 on, not {shown(number)}")
     if number and batches is None:
         raise PlanError("to choose blocks, plan_depth needs batches: plan_depth(graph, 2, batches)")
     if not number:

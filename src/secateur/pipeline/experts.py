@@ -15,10 +15,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from secateur.arguments import FLAG, an_int, check, shown
 from secateur.calibrate import call
+from secateur.calibrate.blame import blamed_on_batch, studied
 from secateur.calibrate.data import taken
+from secateur.distributed import bare, together
 from secateur.errors import PlanError
-from secateur.importance.batches import blamed_on_batch, studied
 from secateur.pipeline.depth import with_its_fields
 from secateur.planning import AxisPlan, Plan
 from secateur.planning.depth import changed_numbers
@@ -29,7 +31,7 @@ from secateur.state.twin import copied
 from secateur.surgery import carry_out
 from secateur.tracing import macs as count_macs
 from secateur.tracing.constructor import Maker
-from secateur.tracing.graph import Graph
+from secateur.tracing.graph import GRAPH, Graph
 from secateur.tracing.makers import maker_of, with_fields
 from secateur.tracing.origins import Origin
 from secateur.verify.experts import ParameterStorages, Routed, Router
@@ -67,15 +69,19 @@ def plan_experts(graph: Graph, keep: int, batches: Any, *, loadable: bool = Fals
     uncut model does when their scores are minus infinity. `plan.loadable` says whether the model's constructor builds
     what is left, with `plan.fields`; `loadable=True` refuses anything else.
     """
-    if not isinstance(graph, Graph):
-        raise PlanError(f"plan_experts takes a Graph, not {type(graph).__name__}; make one with secateur.trace")
+    check("plan_experts", PlanError, locals(), graph=GRAPH, loadable=FLAG)
+    with together("plan_experts"), bare(graph.model, values=True):
+        return _planned(graph, keep, batches, loadable)
+
+
+def _planned(graph: Graph, keep: int, batches: Any, loadable: bool) -> Plan:
     mixtures = _mixtures(graph)
     for mixture in mixtures:
         router = mixture.router
-        if isinstance(keep, bool) or not isinstance(keep, int) or not router.chosen <= keep <= router.experts:
+        if not an_int(router.chosen, router.experts).holds(keep):
             raise PlanError(
                 f"of the {router.experts} experts of {mixture.home}, of which each token goes to {router.chosen}, "
-                f"that many at least can be kept, not {keep!r:.80}"
+                f"that many at least can be kept, not keep={shown(keep)}"
             )
     used = _used(graph, mixtures, batches)
     kept: dict[str, dict[int, tuple[int, ...]]] = {}

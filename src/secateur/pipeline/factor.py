@@ -16,11 +16,12 @@ from typing import Any, TypeVar
 import torch
 from torch import nn
 
+from secateur.arguments import NAMES, check, listed
+from secateur.calibrate.blame import blamed_on_batch, check_values
 from secateur.calibrate.data import Some, taken
 from secateur.distributed import alone, is_sharded, meet, together
 from secateur.errors import ApplyError, CalibrationError, VerifyError
-from secateur.importance.batches import check_values
-from secateur.pipeline.apply import plan_of, remember
+from secateur.pipeline.apply import OPTIMIZER, plan_of, remember
 from secateur.pipeline.bases import TURNED, Bases
 from secateur.pipeline.rotations import ROUNDED, difference
 from secateur.planning.names import named
@@ -70,13 +71,13 @@ def factor(
     """
     inner = unwrap(model)
     with together("factor"), taken(batches, "factor") as data:
-        if not isinstance(optimizer, torch.optim.Optimizer | None):
-            raise ApplyError(f"optimizer= takes a torch.optim.Optimizer, not {type(optimizer).__name__}")
+        check("factor", ApplyError, locals(), names=NAMES, optimizer=OPTIMIZER)
         check_values(inner, inner.parameters(), "factor")
         chosen = layers_named(inner, names)
         with transaction(inner, optimizer) as undo, alone():
             example, groups = data[0], _weights(inner, chosen)
-            before = outputs(inner, example, torch.float64)
+            with blamed_on_batch(0, "factor"):
+                before = outputs(inner, example, torch.float64)
             if not all(tensor.isfinite().all() for tensor in before if tensor.is_floating_point()):
                 raise CalibrationError("factor: what the model puts out for the first batch is not finite")
             made = split(inner, chosen)
@@ -97,11 +98,8 @@ def factor(
 
 def layers_named(model: nn.Module, names: str | Sequence[str]) -> tuple[str, ...]:
     """The layers that names or globs mean and that can be made two, with those that share their weights."""
-    given = (names,) if isinstance(names, str) else tuple(names)
-    if not all(isinstance(name, str) for name in given):
-        raise ApplyError(f"factor takes names of layers, not {names!r:.80}")
     modules, found = dict(model.named_modules()), dict[str, None]()
-    for glob in given:
+    for glob in listed(names):
         mine = [name for name, module in modules.items() if name and named(name, glob) and not why_whole(module)]
         if not mine:
             why = why_whole(modules[glob]) if glob in modules else "nothing in the model is called so"

@@ -20,12 +20,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from secateur.arguments import an_instance, check
 from secateur.axes import Atom
-from secateur.errors import ApplyError, VerifyError
+from secateur.errors import ApplyError, PlanError, VerifyError
 from secateur.importance.weights import Weights
 from secateur.state.transaction import transaction
 from secateur.tracing import unwrap
-from secateur.tracing.graph import Axis, Graph, Site
+from secateur.tracing.graph import GRAPH, Axis, Graph, Site
 from secateur.tracing.roles import Roles, roles
 from secateur.verify.run import outputs
 
@@ -68,6 +69,7 @@ def rotations(graph: Graph) -> tuple[Rotation, ...]:
     The model runs a few times, on copies of its weights and on the example that it was traced with, which should
     therefore hold values as the model will see them, not zeros.
     """
+    check("rotations", PlanError, locals(), graph=GRAPH)
     places, whys = free_places(Weights(graph, graph.axes), graph.example)
     return tuple(
         Rotation(axis, axis in places, whys.get(axis, ""), places[axis].parts if axis in places else 1)
@@ -102,7 +104,11 @@ def rotate(model: nn.Module, graph: Graph, axis: Axis, matrix: Tensor) -> nn.Mod
     All or nothing: where the output changes by more than rounding, the model is as it was. An optimizer's state is not
     rotated: make a new optimizer.
     """
+    rules = {"graph": GRAPH, "axis": an_instance(Axis, "one of graph.axes")}
+    check("rotate", ApplyError, locals(), **rules, matrix=an_instance(Tensor, "a tensor"))
     inner = unwrap(model)
+    if axis not in graph.axes:
+        raise ApplyError("rotate: axis is one of graph.axes, and this one is of another graph")
     if inner is not graph.model:
         raise ApplyError("rotate takes the model that the graph was traced from")
     weights = Weights(graph, graph.axes)

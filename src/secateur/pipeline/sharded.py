@@ -1,14 +1,19 @@
-"""Cut a model that is spread over ranks: its shapes first, on the meta device; then its tensors, one at a time."""
+"""Cut a model that is spread over ranks: its shapes first, on the meta device; then its tensors, one at a time.
+
+What runs it on data has it whole on every rank meanwhile. In either case the user's own function shards the result.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from secateur.distributed import Undressed, meet, spread_like, whole
+from secateur.calibrate.blame import check_values
+from secateur.distributed import Undressed, emptied, is_sharded, meet, spread_like, whole
 from secateur.errors import ApplyError, VerifyError
 from secateur.planning.plans import Kept, Plan
 from secateur.state.transaction import transaction
@@ -16,38 +21,81 @@ from secateur.state.twin import copied
 from secateur.surgery import carry_out
 from secateur.surgery.cut import select
 from secateur.surgery.holders import tell_of_new
+from secateur.tracing import unwrap
 from secateur.verify.beside import prove
 
 Shard = Callable[[Any], object]
+_SHARD = (
+    "shard= is the function that sharded the model (lambda model: fully_shard(model)), for a model that is spread over "
+    "ranks"
+)
 
 
-def apply_sharded(
-    model: nn.Module, plan: Plan, shard: Shard, optimizer: torch.optim.Optimizer | None, verify: bool
-) -> None:
-    """Cut a sharded model in place and shard it anew; every rank calls this. All or nothing, on every rank."""
+def unwrapped(model: Any, shard: object, what: str = "") -> nn.Module:
+    """The model inside of a wrapper; refused if it is spread over ranks and `shard` is not the function that did it, or
+    if it has no values and `what` needs these."""
+    inner = unwrap(model, sharded=shard is not None)
+    if shard is not None and not (callable(shard) and is_sharded(inner)):
+        raise ApplyError(_SHARD)
+    if what:
+        check_values(inner, inner.parameters(), what)
+    return inner
+
+
+@contextmanager
+def sharded_anew(
+    model: nn.Module,
+    shard: Shard | None,
+    plan: Plan | None = None,
+    optimizer: torch.optim.Optimizer | None = None,
+    *,
+    values: bool = True,
+) -> Iterator[Mapping[str, Tensor]]:
+    """Inside, a model is as it was before it was sharded, its parameters whole on every rank, or without `values`; at
+    the end it is sharded anew, on every rank or on none. Gradients and the state of an optimizer follow a plan that is
+    carried out inside. Gives the tensors that it had. Every rank calls this; without `shard`, nothing is done."""
+    if shard is None:
+        yield {}
+        return
     device = next((_device(tensor) for tensor in model.parameters()), torch.device("cpu"))
-    undressed = Undressed.of(model)
-
-    def value(name: str) -> Tensor:
-        return whole(undressed.tensors[name])
-
+    undressed = Undressed.of(model, parameters=values, buffers=True)
+    old = undressed.tensors
     try:
-        before = _copy(model) if verify and plan.example is not None else None
-        with transaction(model):
-            carry_out(model, plan)
-            if before is not None:
-                prove(before, model, plan, (value, lambda name: select(value(name), plan.kept.get(name, {}))))
-            meet("apply: sharding anew")
+        with transaction(model) as undo:
+            undo.keep(*model.buffers())
+            yield old
+            meet("sharding anew")
+            made = emptied(model) if values else {}
             shard_empty(model, shard, device)
-            new = _filled(model, undressed.tensors, plan)
-            follow = None if optimizer is None else _following(optimizer, new, plan, undressed.tensors)
-            meet("apply: done")  # on every rank, or on none
+            kept = {} if plan is None else plan.kept
+            new = dict(model.named_parameters())
+            for name, param in new.items():
+                value = made.pop(name) if values else select(whole(old[name]), kept.get(name, {}))
+                with torch.no_grad():
+                    param.copy_(spread_like(value, param))
+                was = None if plan is None else old.get(plan.removed.before(name))
+                if was is not None and was.grad is not None:
+                    param.grad = _moved(was.grad, kept.get(name, {}), param)
+            follow = None if optimizer is None or plan is None else _following(optimizer, new, plan, old)
+            meet("sharded anew")  # on every rank, or on none
             if follow is not None:
                 follow()
     except BaseException:
         undressed.restore()
         raise
-    tell_of_new({name: tensor for name, tensor in undressed.tensors.items() if isinstance(tensor, nn.Parameter)})
+    tell_of_new({name: tensor for name, tensor in old.items() if isinstance(tensor, nn.Parameter)})
+
+
+def cut_shapes(model: nn.Module, plan: Plan, old: Mapping[str, Tensor], verify: bool) -> None:
+    """Cut a model without values, and prove that right with those that it had, one at a time."""
+
+    def value(name: str) -> Tensor:
+        return whole(old[name])
+
+    before = _copy(model) if verify and plan.example is not None else None
+    carry_out(model, plan)
+    if before is not None:
+        prove(before, model, plan, (value, lambda name: select(value(name), plan.kept.get(name, {}))))
 
 
 def _copy(model: nn.Module) -> nn.Module:
@@ -82,6 +130,8 @@ def shard_empty(model: nn.Module, shard: Shard, device: torch.device | None = No
     for registry, held in buffers:
         registry.update(held)
     now = dict(model.named_parameters(remove_duplicate=False))
+    if other := next(iter(now.keys() ^ tied.keys()), None):
+        raise ApplyError(f"shard= changed more than how tensors are spread: the model had or now has {other}")
     firsts: dict[int, str] = {}
     for name, before in tied.items():
         first = firsts.setdefault(before, name)
@@ -101,18 +151,6 @@ def _mesh_device(model: nn.Module) -> torch.device:
     return torch.device(kinds[0])
 
 
-def _filled(model: nn.Module, old: Mapping[str, Tensor], plan: Plan) -> dict[str, nn.Parameter]:
-    """Move the values of each parameter, and of its gradient, into the new shards; the new parameters by name."""
-    new = dict(model.named_parameters())
-    for name, param in new.items():
-        kept = plan.kept.get(name, {})
-        with torch.no_grad():
-            param.copy_(_moved(old[name], kept, param))
-        if old[name].grad is not None:
-            param.grad = _moved(old[name].grad, kept, param)  # type: ignore[arg-type]
-    return new
-
-
 def _moved(tensor: Tensor, kept: Kept, like: Tensor) -> Tensor:
     """What stays of a tensor, spread as another one is."""
     with torch.no_grad():
@@ -123,10 +161,12 @@ def _following(
     optimizer: torch.optim.Optimizer, new: Mapping[str, Tensor], plan: Plan, old: Mapping[str, Tensor]
 ) -> Callable[[], None]:
     """What makes an optimizer go on with the new parameters, with what it remembers of the old ones cut along."""
-    names = {id(old[name]): name for name in new}
+    names = {id(old[was]): name for name in new if (was := plan.removed.before(name)) in old}
+    gone = set(map(id, old.values())) - set(names)  # with their blocks
     groups, state = [], {}
     for group in optimizer.param_groups:
-        groups.append([new[names[id(param)]] if id(param) in names else param for param in group["params"]])
+        left = [param for param in group["params"] if id(param) not in gone]
+        groups.append([new[names[id(param)]] if id(param) in names else param for param in left])
         for param in group["params"]:
             name = names.get(id(param))
             if name is None or param not in optimizer.state:
@@ -145,6 +185,8 @@ def _following(
     def follow() -> None:
         for group, params in zip(optimizer.param_groups, groups, strict=True):
             group["params"] = params
+        for param in [param for param in optimizer.state if id(param) in gone]:
+            del optimizer.state[param]
         for param, (successor, entry) in state.items():
             del optimizer.state[param]
             optimizer.state[successor] = entry
@@ -152,4 +194,4 @@ def _following(
     return follow
 
 
-__all__ = ["Shard", "apply_sharded", "shard_empty"]
+__all__ = ["Shard", "cut_shapes", "shard_empty", "sharded_anew", "unwrapped"]

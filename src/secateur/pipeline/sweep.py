@@ -9,20 +9,22 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from secateur.arguments import FLAG, Rule, a_function, a_number, check, listed, optional, shown
 from secateur.calibrate import call
-from secateur.calibrate.data import each, like
+from secateur.calibrate.blame import batch_name, studied
+from secateur.calibrate.data import each
 from secateur.compat import tree_leaves
 from secateur.compensate import LeastSquares
+from secateur.distributed import alone, bare, is_sharded, meet, together
 from secateur.errors import PlanError, SecateurError
-from secateur.importance import Importance, Magnitude, Reconstruction
-from secateur.importance.batches import studied
+from secateur.importance import Importance, Magnitude, Reconstruction, uses_data
 from secateur.pipeline.apply import apply
 from secateur.planning import Plan, Ratio
 from secateur.planning.plans import make_plan
 from secateur.planning.problem import Chosen, PruningProblem
 from secateur.planning.targets import Target, target_of
 from secateur.progress import progress
-from secateur.tracing import Axis, trace
+from secateur.tracing import Axis, trace, unwrap
 
 
 class SweepError(SecateurError, ValueError):
@@ -30,6 +32,7 @@ class SweepError(SecateurError, ValueError):
 
 
 Metric = Callable[[nn.Module], float]
+_RATIO = Rule("a number between 0 and 1", a_number(above=0, below=1).holds)
 RATIOS = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8)
 
 
@@ -92,25 +95,25 @@ class OutputError:
         if not self._batches:
             raise SweepError("a sweep needs at least one batch to compare outputs on")
         with studied(model, "a sweep"):
-            self._want = [_outputs(model, batch) for batch in self._batches]
+            self._want = [_outputs(model, number, batch) for number, batch in enumerate(self._batches)]
 
     def __call__(self, model: nn.Module) -> float:
         wrong = right = 0.0
         with studied(model, "a sweep"):
-            for batch, want in zip(self._batches, self._want, strict=True):
-                for new, old in zip(_outputs(model, batch), want, strict=True):
+            for number, (batch, want) in enumerate(zip(self._batches, self._want, strict=True)):
+                for new, old in zip(_outputs(model, number, batch), want, strict=True):
                     wrong += float((new - old).square().sum())
                     right += float(old.square().sum())
         return math.sqrt(wrong / right) if right else math.sqrt(wrong)
 
 
-def _outputs(model: nn.Module, batch: Any) -> list[Tensor]:
+def _outputs(model: nn.Module, number: int, batch: Any) -> list[Tensor]:
     try:
         leaves = tree_leaves(call(model, batch))
     except Exception as error:  # any code of the user's may run here
         text = f"{type(error).__name__}: {error}".splitlines()[0]
         raise SweepError(
-            f"{type(model).__name__} could not be run on a batch: {text}. A batch is an example"
+            f"{type(model).__name__} could not be run on {batch_name(number)}: {text}. A batch is an example"
         ) from error
     return [leaf.double() for leaf in leaves if isinstance(leaf, Tensor) and leaf.is_floating_point()]
 
@@ -152,53 +155,57 @@ def sweep(
 
     `batches` are inputs as in `compress`, and every cut is as there: ranked by `Reconstruction` unless `importance`
     says otherwise, and refitted by `LeastSquares`. The error on them is then one of data that layers were fitted to; a
-    metric of your own, on other data, says more.
+    metric of your own, on other data, says more. In a process group every rank is sent the batches of all, and measures
+    every cut; a model that is spread over ranks is put together on each.
     """
     wanted = _wanted(targets, ratios)
-    _check(axis_ratio, metric)
-    data = None if batches is None else [like(example, batch) for batch in each(batches, "sweep")]
-    graph = trace(model, example)
-    run = _Sweeping(model, metric or OutputError(model, [example] if data is None else data), data)
-    whole = run.whole  # first of all: whether the metric can be computed
-    if importance is None:
-        importance = Magnitude() if data is None else Reconstruction(data)
-    problem = PruningProblem(graph, importance, exact=exact, protect=protect, round_to=round_to)
-    alone = [_Alone(axis_ratio, axis, _along(problem, axis, axis_ratio)) for axis in problem.axes if axis_ratio]
-    cuts = [_decided(problem, target) for target in (*wanted, *alone)]
-    points = [run.point(*cut) for cut in progress(cuts, "sweeping")]
+    check("sweep", PlanError, locals(), axis_ratio=optional(_RATIO), exact=FLAG)
+    check("sweep", SweepError, locals(), metric=optional(a_function("a function from a model to a number")))
+    inner = unwrap(model, sharded=True)
+    shared = batches is not None or (importance is not None and uses_data(importance)) or is_sharded(inner)
+    with together("sweep", all_come=shared):
+        data = None if batches is None else list(each(batches, "sweep", example))
+        with bare(inner, values=True):
+            graph = trace(model, example)
+            run = _Sweeping(model, metric or OutputError(model, [example] if data is None else data), data)
+            _ = run.whole  # first of all: whether the metric can be computed
+            if importance is None:
+                importance = Magnitude() if data is None else Reconstruction(data)
+            problem = PruningProblem(graph, importance, exact=exact, protect=protect, round_to=round_to)
+            found = _swept(problem, run, wanted, axis_ratio)
+        if shared:
+            meet("sweep: done")  # on every rank, or on none
+    return found
+
+
+def _swept(problem: PruningProblem, run: "_Sweeping", wanted: Sequence[Target], ratio: float | None) -> SweepResult:
+    """What comes of each target, and of each axis alone; measured by every rank for itself."""
+    single = [_Alone(ratio, axis, _along(problem, axis, ratio)) for axis in problem.axes if ratio]
+    cuts = [_decided(problem, target) for target in (*wanted, *single)]
+    with alone():
+        points = [run.point(*cut) for cut in progress(cuts, "sweeping")]
     axes = (
         Sensitivity(one.axis.name, tuple(other.name for other in one.along), point if plan.axes else None)
-        for one, (_, plan, _), point in zip(alone, cuts[len(wanted) :], points[len(wanted) :], strict=True)
+        for one, (_, plan, _), point in zip(single, cuts[len(wanted) :], points[len(wanted) :], strict=True)
     )
-    return SweepResult(run.name, whole, tuple(points[: len(wanted)]), tuple(axes))
+    return SweepResult(run.name, run.whole, tuple(points[: len(wanted)]), tuple(axes))
 
 
 def _wanted(targets: object, ratios: Sequence[float] | None) -> tuple[Target, ...]:
     """The targets of the curve."""
     if targets is None:
-        given = RATIOS if ratios is None else tuple(ratios)
-        if not all(map(_is_ratio, given)):
-            raise PlanError(f"the ratios of a sweep are between 0 and 1, not {given}")
+        given = RATIOS if ratios is None else listed(ratios)
+        if not given or not all(map(_RATIO.holds, given)):
+            raise PlanError(f"sweep: ratios are numbers between 0 and 1, at least one, not {shown(ratios)}")
         return tuple(map(Ratio, given))
     if ratios is not None:
         raise SweepError("a sweep is over targets or over ratios: give one of them; Ratio(r) is a target too")
-    if isinstance(targets, str | Mapping) or not isinstance(targets, Iterable):
-        raise PlanError(f"targets is a list of targets, such as [Macs(0.8), Macs(0.6)], not {targets!r}")
+    if isinstance(targets, str | bytes | Mapping | Tensor) or not isinstance(targets, Iterable):
+        raise PlanError(f"sweep: targets is a list of targets, such as [Macs(0.8), Macs(0.6)], not {shown(targets)}")
     made = tuple(map(target_of, targets))
     if not made:
         raise SweepError("a sweep needs at least one target, such as Macs(0.5)")
     return made
-
-
-def _check(axis_ratio: object, metric: object) -> None:
-    if axis_ratio is not None and not _is_ratio(axis_ratio):
-        raise PlanError(f"the ratio of each axis is between 0 and 1, or None, not {axis_ratio!r}")
-    if metric is not None and not callable(metric):
-        raise SweepError(f"a metric is a function from a model to a number, not {metric!r}")
-
-
-def _is_ratio(value: object) -> bool:
-    return isinstance(value, float) and 0 < value < 1
 
 
 @dataclass(frozen=True)

@@ -10,6 +10,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from secateur.arguments import is_finite, shown
 from secateur.errors import PlanError
 
 _TEXT = re.compile(r"(\d+(?:\.\d*)?(?:[eE][+-]?\d+)?|\.\d+)\s*(%|[^\W\d_]*)")
@@ -33,7 +34,7 @@ class Unit:
         number, unit = self._split(given)
         wrong = (
             f"{budget} takes a fraction above 0, at most 1, or {self.name}, as in {budget}(0.5) or "
-            f"{budget}({self.example}), not {given!r}"
+            f"{budget}({self.example}), not {shown(given)}"
         )
         if not 0 < number < math.inf:
             raise PlanError(wrong)
@@ -52,8 +53,7 @@ class Unit:
         """The number and what follows it."""
         if isinstance(given, str) and (found := _TEXT.fullmatch(given.strip())):
             return float(found[1]), found[2]
-        plain = isinstance(given, int | float) and not isinstance(given, bool)
-        return (float(given), "") if plain else (math.nan, "")  # type: ignore[arg-type]
+        return (float(given), "") if is_finite(given) else (math.nan, "")
 
 
 COUNT = Unit("a number", '"500M"', {"k": 1e3, "K": 1e3, "M": 1e6, "G": 1e9, "B": 1e9, "T": 1e12})

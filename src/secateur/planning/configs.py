@@ -15,27 +15,28 @@ from secateur.axes import size_after
 from secateur.axes.polynomial import Counts
 from secateur.sizes.size import Expr
 from secateur.state.held import Key, Place
-from secateur.tracing.constructor import Constructed, constructed
+from secateur.tracing.constructor import Constructed, Maker, constructed
 from secateur.tracing.fields import agreed
 from secateur.tracing.graph import Graph
-from secateur.tracing.makers import maker_of
 
 
-def config_fields(graph: Graph, counts: Counts, changed: Mapping[Place, Any]) -> Iterator[tuple[Place, Any, Any]]:
+def config_fields(
+    graph: Graph, maker: Maker | None, counts: Counts, changed: Mapping[Place, Any]
+) -> Iterator[tuple[Place, Any, Any]]:
     """Fields to rewrite, with their old and new values; `changed` are numbers in modules that a plan changes.
 
     Fields that the model's code reads are among these already, if they follow.
     """
-    maker = maker_of(graph.model, graph.make)
-    if maker is None or not any("config" in vars(module) for module in graph.model.modules()):
+    model = graph.model
+    if maker is None or not any("config" in vars(module) for module in model.modules()):
         return
     try:
-        made = constructed(maker, graph.model)
+        made = constructed(maker, model)
     except Exception:  # any code of the user's may run here; then nothing is known of its fields
         return
     new = agreed(made.fields, _described(graph, counts, made, changed))
     for field, value in new.items():
-        for place in _places(graph.model, field, made.fields[field]):
+        for place in _places(model, field, made.fields[field]):
             if place not in graph.equations.read and place not in changed:
                 yield place, made.fields[field], value
 

@@ -140,10 +140,10 @@ def _classes(
 
     The ones that most is said of come first: the others follow from them.
     """
-    said: dict[Atom, list[str]] = {atom: [] for atom in atoms}
+    said: dict[Atom, list[tuple[str, int]]] = {atom: [] for atom in atoms}
     for constraint, pair in involved.items():
-        for atom in pair:
-            said[atom].append(constraint.shape)
+        for role, atom in enumerate(pair):
+            said[atom].append((constraint.shape, role))
     alike: dict[object, list[Atom]] = {}
     for atom in atoms:
         alike.setdefault((atom.size, wanted.get(atom), tuple(sorted(set(said[atom])))), []).append(atom)
@@ -154,7 +154,7 @@ def _classes(
             one.extend(other)
             group_of.update(dict.fromkeys(other, one))
     groups = {id(group): group for group in group_of.values()}
-    weight = {key: len({shape for atom in group for shape in said[atom]}) for key, group in groups.items()}
+    weight = {key: len({shape for atom in group for shape, _ in said[atom]}) for key, group in groups.items()}
     return [groups[key] for key in sorted(groups, key=lambda key: (-weight[key], groups[key][0].size))]
 
 

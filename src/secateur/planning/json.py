@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from typing import Any
 
+from secateur.arguments import shown
 from secateur.errors import PlanError
 from secateur.planning import example_recipe
 from secateur.planning.masks import MaskTable, read_masks
@@ -253,11 +254,6 @@ def _positions(item: Any, what: str, masks: Sequence[tuple[int, ...]]) -> tuple[
     if not positions or any(b <= a for a, b in pairwise(positions)):
         raise PlanError(f"a plan's positions for {what} must be a rising, non-empty list")
     return positions
-
-
-def shown(value: Any) -> str:
-    """A value of somebody else's making, safe to put in a message."""
-    return ascii(value)[:80]
 
 
 def _mapping(item: Any, what: str) -> Mapping[str, Any]:

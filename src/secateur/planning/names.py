@@ -44,6 +44,8 @@ def glob_of(part: object, graph: Graph, where: str) -> str:
 
 def parts_of(given: object, graph: Graph, where: str) -> tuple[str, ...]:
     """One or several parts of the model, as globs."""
+    if isinstance(given, Iterator):  # it may be gone through more than once
+        raise PlanError(f"{where} is names, globs or modules of the model; give a list, not a {type(given).__name__}")
     several = given if isinstance(given, Iterable) and not isinstance(given, Named) else (given,)
     return tuple(glob_of(part, graph, where) for part in several)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import asdict, dataclass, field, replace
 from itertools import compress
 from typing import Any
@@ -12,10 +13,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from secateur.arguments import FLAG, check
 from secateur.axes import Atom, Mask, free_atoms, keep_mask, size_after
 from secateur.distributed import bare, is_sharded, together
 from secateur.errors import PlanError, SecateurWarning
-from secateur.importance import Importance, Magnitude, Scope
+from secateur.importance import Importance, Magnitude, Scope, uses_data
 from secateur.planning.configs import config_fields
 from secateur.planning.loadable import Loadable, named_fields
 from secateur.planning.names import Named
@@ -25,7 +27,7 @@ from secateur.planning.removal import BlockRemoval, without
 from secateur.planning.targets import Budget, Budgets, Ratio, Target, target_of
 from secateur.planning.told import kept_twice, told_sizes
 from secateur.state.held import Place
-from secateur.tracing.graph import Axis, Graph
+from secateur.tracing.graph import GRAPH, Axis, Graph
 from secateur.tracing.makers import maker_of
 from secateur.tracing.origins import Origin
 
@@ -197,23 +199,19 @@ def plan(
     its "axis" (a budget then cuts all axes by one ratio), "global" or "isomorphic"; where nothing is said, a ratio
     holds for each axis and a budget is spent where it costs the least importance. A plan that cuts nothing although
     something was asked comes with a warning; `plan.why` says it, too, and where less is cut than was asked. In a
-    process group, a criterion with data sees that of all ranks, so each calls this and all get the same plan.
+    process group, a criterion with data sees that of all ranks, so each calls this and all get the same plan; a model
+    that is spread over ranks is put together on each of them for that.
 
     `loadable=True` cuts only what the model's constructor can build with other values of its fields (`plan.fields`):
     the result is an ordinary model, which its own library loads. Layers keep equally many positions, not the same.
     """
-    if not isinstance(graph, Graph):
-        raise PlanError(f"plan takes a Graph, not {type(graph).__name__}; make one with secateur.trace")
+    check("plan", PlanError, locals(), graph=GRAPH, loadable=FLAG)
     wanted = target_of(target)
     criterion = Magnitude() if importance is None else importance
-    data, sharded = hasattr(criterion, "batches"), is_sharded(graph.model)
-    if data and sharded:
-        raise PlanError(
-            f"{type(criterion).__name__} runs the model on data, and {graph.source.name} is spread over ranks; plan "
-            "before it is, or with a criterion that needs no data"
-        )
+    model, data = graph.model, uses_data(criterion)
     limits = Loadable(graph) if loadable else None
-    with together("plan", all_come=data or sharded):
+    run = bare(model, values=True) if data else nullcontext()
+    with together("plan", all_come=data or is_sharded(model)), run:
         while True:
             graph = graph if limits is None else limits.graph
             problem = PruningProblem(graph, criterion, exact=exact, protect=protect, round_to=round_to, scope=scope)
@@ -225,7 +223,7 @@ def plan(
         chosen.why = "; ".join(filter(None, (chosen.why, limits.why())))
     if chosen.why and not chosen:
         warnings.warn(f"the plan cuts nothing: {chosen.why}", SecateurWarning, stacklevel=2)
-    with bare(graph.model):
+    with bare(model):
         return make_plan(graph, chosen, limits)
 
 
@@ -253,7 +251,8 @@ def _asks_nothing(target: Target) -> bool:
 
 def make_plan(graph: Graph, chosen: Mapping[Axis, Tensor], limits: Loadable | None = None) -> Plan:
     """The plan that keeps the chosen positions of each axis and all of every other; `limits`: as a constructor can."""
-    cost = CostModel(graph)
+    cost, model = CostModel(graph), graph.model
+    maker = maker_of(model, graph.make)
     masks = {}
     axes = []
     for axis, positions in chosen.items():
@@ -272,9 +271,9 @@ def make_plan(graph: Graph, chosen: Mapping[Axis, Tensor], limits: Loadable | No
         told = limits.told(counts)
         attributes += [(place, was, now) for place, (was, now) in told.items() if place not in changed]
     elif counts:
-        attributes += config_fields(graph, counts, changed)
+        attributes += config_fields(graph, maker, counts, changed)
         attributes += told_sizes(graph, after, {place for place, *_ in attributes})
-        attributes += kept_twice(graph.model, attributes)
+        attributes += kept_twice(model, attributes)
     held = tuple((graph.places[name], kept.pop(name)) for name in list(kept) if graph.kinds[name] == "attribute")
     return Plan(
         axes=tuple(axes),
@@ -290,7 +289,7 @@ def make_plan(graph: Graph, chosen: Mapping[Axis, Tensor], limits: Loadable | No
         confirmation=chosen.confirmation if isinstance(chosen, Chosen) else None,
         why=chosen.why if isinstance(chosen, Chosen) else "",
         fields={} if limits is None else named_fields(limits.maker, limits.values(counts)),
-        origin=None if (maker := maker_of(graph.model, graph.make)) is None else Origin.of(maker),
+        origin=None if maker is None else Origin.of(maker),
     )
 
 

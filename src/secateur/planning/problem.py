@@ -10,6 +10,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
+from secateur.arguments import FLAG, a_function, an_int, check, shown
 from secateur.axes import Atom, Polynomial
 from secateur.errors import PlanError, SecateurError
 from secateur.importance import Criterion, Importance, Scope, Weights, rank, scored
@@ -22,6 +23,7 @@ from secateur.tracing.graph import Axis, Graph
 
 Tied = tuple[list[Axis], list[Atom], list[Constraint]]  # axes, with all atoms and constraints that tie them
 
+_CRITERION = "a function of a Context, such as Magnitude()"
 _TIED_RUNGS = 32  # steps in which axes whose counts depend on each other are cut
 _USED_UP = 0.995  # the part of a budget that is enough
 _HALVINGS = 10  # of the span of ratios in which a group's is looked for
@@ -76,10 +78,8 @@ class PruningProblem:
         round_to: int,
         scope: Scope | str | None = None,
     ) -> None:
-        if isinstance(round_to, bool) or not isinstance(round_to, int) or round_to < 1:
-            raise PlanError(f"round_to is a whole number from 1 on, not {round_to!r}")
-        if not callable(importance):
-            raise PlanError(f"importance is a function of a Context, such as Magnitude(), not {importance!r}")
+        rules = {"exact": FLAG, "round_to": an_int(1), "importance": a_function(_CRITERION)}
+        check("plan", PlanError, locals(), **rules)
         self.graph = graph
         self.model = graph.model  # refused here, before anything is computed, if it has changed
         self.importance = importance
@@ -263,8 +263,9 @@ def _scored(graph: Graph, importance: Importance, axes: Sequence[Axis]) -> Mappi
     except SecateurError:
         raise
     except Exception as error:  # a criterion may be any code
-        check_values(graph, f"{importance!r:.80}", error)
-        raise
+        check_values(graph, shown(importance), error)
+        story = f"{type(error).__name__}: {error}"
+        raise PlanError(f"importance: {shown(importance)} is called with a Context, and failed: {story}") from error
 
 
 def check_values(graph: Graph, who: str, cause: Exception | None = None) -> None:

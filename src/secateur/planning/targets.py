@@ -8,6 +8,7 @@ from typing import Any, ClassVar, Protocol, Self
 
 from torch import Tensor
 
+from secateur.arguments import Rule, a_number, check, shown
 from secateur.axes import Polynomial
 from secateur.errors import PlanError
 from secateur.importance import PerAxis
@@ -34,17 +35,15 @@ def target_of(given: object) -> Target:
     """What was asked for as a target: a mapping gives ratios by glob, a tuple budgets that all hold."""
     if isinstance(given, Mapping):
         return Ratio(given)
-    if isinstance(given, tuple):
+    if isinstance(given, tuple) and given:
         return Budgets.of(*given)
     if isinstance(given, type) or not hasattr(given, "choose"):
-        raise PlanError(f"a target is Ratio(r), Macs(f), Params(f), Bytes(f), Latency(f) or Zeros(), not {given!r}")
+        kinds = "Ratio(r), Macs(f), Params(f), Bytes(f), Latency(f) or Zeros()"
+        raise PlanError(f"a target is {kinds}, not {shown(given)}")
     return given
 
 
-def _check_ratio(value: object) -> None:
-    number = isinstance(value, int | float) and not isinstance(value, bool)
-    if not number or not 0 <= value < 1:  # type: ignore[operator]
-        raise PlanError(f"Ratio takes a fraction from 0 up to, not including, 1, not {value!r}")
+_FRACTION = Rule("a fraction from 0 up to, not including, 1", a_number(least=0, below=1).holds)
 
 
 @dataclass(frozen=True)
@@ -69,8 +68,10 @@ class Ratio:
     ratio: float | Mapping[Any, float]  # by `Named`
 
     def __post_init__(self) -> None:
+        if isinstance(self.ratio, Mapping) and not self.ratio:
+            raise PlanError("Ratio: ratio is empty, a target that cuts nothing; name parts, as in {'layer4.*': 0.3}")
         for value in self.ratio.values() if isinstance(self.ratio, Mapping) else (self.ratio,):
-            _check_ratio(value)
+            check("Ratio", PlanError, {"ratio": value}, ratio=_FRACTION)
 
     def __str__(self) -> str:
         if not isinstance(self.ratio, Mapping):

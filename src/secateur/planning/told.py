@@ -89,11 +89,11 @@ def kept_twice(model: nn.Module, written: Sequence[Written]) -> Iterator[Written
     held: dict[Place, int] = {}
 
     def look(value: Any, place: Place) -> Any:
-        if place.owner in owners and place not in known and is_number(value):
+        if place not in known and is_number(value):
             held[place] = value
         return value
 
-    Walk(model).replace(look)
+    Walk(model).replace(look, owners)
     for place, value in held.items():
         now = new.get((place.owner, _label(model, place), value))
         if now is not None and now != value:

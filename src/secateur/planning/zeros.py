@@ -7,6 +7,7 @@ from torch import Tensor, nn
 
 from secateur.axes import free_atoms, positions
 from secateur.compat import BatchNorm
+from secateur.distributed import whole
 from secateur.state.held import read
 from secateur.tracing.graph import Axis, Graph, Site
 from secateur.tracing.roles import Roles, roles
@@ -25,7 +26,7 @@ def dead_positions(graph: Graph, axes: tuple[Axis, ...]) -> dict[Axis, Tensor]:
 
 def can_die(graph: Graph) -> tuple[Axis, ...]:
     """The axes whose positions could go without a change to the outputs if all their parameters were zero."""
-    effective = {name: tensor.new_zeros(()).expand(tensor.shape) for name, tensor in graph.model.named_parameters()}
+    effective = {name: torch.zeros(()).expand(tensor.shape) for name, tensor in graph.model.named_parameters()}
     effective |= {name: tensor for name, tensor in effective_tensors(graph) if name not in effective}
     known = roles(graph)
     return tuple(axis for axis in graph.axes if axis.exact and bool(_dead(graph, axis, effective, known).all()))
@@ -82,7 +83,7 @@ def _sites(graph: Graph, axis: Axis) -> Iterator[Site]:
 
 def _alive(graph: Graph, axis: Axis, site: Site, tensor: Tensor) -> Tensor:
     """Which positions of an axis have anything but zeros in a tensor."""
-    nonzero = tensor.movedim(site.dim, 0).reshape(tensor.shape[site.dim], -1).ne(0).any(1).cpu()
+    nonzero = whole(tensor).movedim(site.dim, 0).reshape(tensor.shape[site.dim], -1).ne(0).any(1).cpu()
     alive = torch.zeros(axis.size, dtype=torch.bool)
     for atom, index in positions(graph.layouts[site.tensor][site.dim]):
         if atom is axis.atom:
@@ -115,7 +116,7 @@ def _beside(module: nn.Module, key: str) -> bool:
 def _effective(model: nn.Module, name: str, module: nn.Module, key: str, tensor: Tensor) -> Tensor:
     if key.endswith("_orig"):
         mask = module._buffers.get(f"{key.removesuffix('_orig')}_mask")
-        return tensor if mask is None else tensor * mask
+        return tensor if mask is None else whole(tensor) * whole(mask)
     owner, _, tail = f".{name}".rpartition(".parametrizations.")
     if key == "original" and tail:
         with torch.no_grad():

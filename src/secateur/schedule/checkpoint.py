@@ -27,13 +27,14 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from secateur.arguments import shown
 from secateur.distributed import meet, ranks
 from secateur.errors import FileError
 from secateur.io import load, save
 from secateur.io.atomic import replacing
 from secateur.io.file import about, class_name
 from secateur.io.tensors import State
-from secateur.planning.json import parse, shown
+from secateur.planning.json import parse
 from secateur.schedule.rounds import Iteration, Round
 from secateur.state.chances import Chances
 

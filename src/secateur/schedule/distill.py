@@ -10,8 +10,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from secateur.arguments import Rule, a_function, a_number, an_int, check, optional
 from secateur.errors import ScheduleError
-from secateur.schedule.schedules import finite
 from secateur.tracing import unwrap
 from secateur.tracing.examples import arguments
 
@@ -43,13 +43,10 @@ class Distill(nn.Module):
         task: Callable[[Tensor, Any], Tensor] | None = None,
     ) -> None:
         super().__init__()
-        if not finite(temperature) or temperature <= 0:
-            raise ScheduleError(f"Distill: the temperature is a number above 0, not {temperature!r}")
-        if not finite(alpha) or not 0 <= alpha <= 1:
-            raise ScheduleError(f"Distill: alpha is the teacher's part of the loss, from 0 to 1, not {alpha!r}")
-        if task is not None and not callable(task):
-            raise ScheduleError(f"Distill: task is a function of logits and labels, not {task!r}")
-        self.teacher = copy.deepcopy(unwrap(teacher)).requires_grad_(False).eval()
+        part = Rule("the teacher's part of the loss, from 0 to 1", a_number(least=0, most=1).holds)
+        rules = {"temperature": a_number(above=0, below=1e6), "alpha": part, "dim": an_int(-64, 63)}
+        check("Distill", ScheduleError, locals(), **rules, task=optional(a_function("a function of logits and labels")))
+        self.teacher = copy.deepcopy(unwrap(teacher, name="teacher")).requires_grad_(False).eval()
         self.teacher.zero_grad()
         self.temperature = temperature
         self.alpha = alpha

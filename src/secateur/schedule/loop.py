@@ -4,6 +4,7 @@ Each round is complete or as if it had not begun, and may be the first, or the n
 """
 
 import inspect
+import math
 import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -13,6 +14,7 @@ from typing import Any
 
 from torch import nn
 
+from secateur.arguments import PATH, Rule, a_function, a_number, check, optional
 from secateur.distributed import meet, together
 from secateur.errors import ScheduleError
 from secateur.importance import Importance
@@ -21,7 +23,7 @@ from secateur.planning import plan
 from secateur.planning.targets import Target
 from secateur.schedule.checkpoint import ScheduleCheckpoint, Task
 from secateur.schedule.rounds import Iteration, Round
-from secateur.schedule.schedules import Course, Schedule, course, cubic, finite, levels
+from secateur.schedule.schedules import Course, Schedule, course, cubic, levels
 from secateur.state.transaction import Transaction
 from secateur.tracing import trace, unwrap
 from secateur.tracing.graph import Graph
@@ -56,6 +58,7 @@ def cut(
 
 
 _by_plan = cut  # `iterate` has a parameter of that name
+_OWN = ("fit", "evaluate", "cut")  # functions of the user's
 
 
 def iterate(
@@ -97,7 +100,8 @@ def iterate(
     (`DistributedDataParallel(model)`). The metric is that of rank 0, which also writes the checkpoint; all resume.
     """
     functions = _Functions(fit, evaluate, cut, options)
-    _check_floor(floor)
+    lowest = Rule("the lowest metric that will do, a number", a_number().holds)
+    check("iterate", ScheduleError, locals(), floor=optional(lowest), checkpoint=optional(PATH))
     parts = levels(cubic(5) if schedule is None else schedule)
     inner = unwrap(model)
     graph = trace(inner, example)
@@ -111,11 +115,6 @@ def iterate(
         kept = ScheduleCheckpoint(checkpoint, Task.of(inner, graph.macs(), target, parts, floor))
     with together("iterate"):
         return _Iterating(model, example, graph, way, parts, functions, floor, kept).finish()
-
-
-def _check_floor(floor: Any) -> None:
-    if floor is not None and not finite(floor):
-        raise ScheduleError(f"floor is the lowest metric that will do, a number, not {floor!r}")
 
 
 def _check_uncut(model: nn.Module) -> None:
@@ -136,9 +135,8 @@ class _Functions:
     options: Mapping[str, Any]  # for `cut`
 
     def __post_init__(self) -> None:
-        for name in ("fit", "evaluate", "cut"):
-            if not callable(function := getattr(self, name)):
-                raise ScheduleError(f"{name} is a function of the model, not {function!r}")
+        given, rule = {name: getattr(self, name) for name in _OWN}, a_function("a function of the model")
+        check("iterate", ScheduleError, given, **dict.fromkeys(_OWN, rule))
 
     def check_cut(self, *arguments: Any) -> None:
         """Refuse options that `cut` does not take."""
@@ -146,7 +144,7 @@ class _Functions:
             inspect.signature(self.cut).bind(*arguments, **self.options)
         except TypeError as error:
             name = getattr(self.cut, "__name__", "cut")
-            raise ScheduleError(f"what iterate does not know goes to {name}: {error}") from None
+            raise ScheduleError(f"what iterate does not know goes to cut: {name}: {error}") from None
         except ValueError:  # it does not tell its parameters
             return
 
@@ -215,7 +213,7 @@ class _Iterating:
         """Round 0: the uncut model."""
         with self._whole():
             start = time.perf_counter()
-            metric = self.functions.metric(self.model)
+            metric = self._number(self.functions.metric(self.model))
             self._best.roll_back()  # measuring changes nothing, so that a resumed run starts from the same
             found = self._with(0, 0.0, self.graph, metric, metric, start)
             if not found.met(found.rounds[0]):
@@ -232,7 +230,7 @@ class _Iterating:
             self.functions.cut(self.model, self.example, aim, **self.functions.options)
             before = self.functions.metric(self.model)
             self.functions.recover(self.model, number)
-            after = self.functions.metric(self.model)
+            after = self._number(self.functions.metric(self.model))
             self._settle()
             graph = trace(self._inner, self.example)
             found = self._with(number, part, graph, before, after, start)
@@ -243,6 +241,12 @@ class _Iterating:
         self._found = found
         if better is not None:
             self._best, self.graph = better, graph
+
+    def _number(self, metric: float) -> float:
+        """A metric; NaN is below every floor, and without one nothing would stop for it."""
+        if self.floor is None and math.isnan(metric):
+            raise ScheduleError("evaluate returned nan, which is no number to go by; is there NaN in the weights?")
+        return metric
 
     def _settle(self) -> None:
         """Leave nothing of a round that a checkpoint does not hold: modes that `fit` set, gradients."""

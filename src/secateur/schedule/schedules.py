@@ -3,20 +3,21 @@
 With a target they make a course: what to aim at in each round, so that fractions stay those of the uncut model.
 """
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
+from secateur.arguments import Rule, an_int, check, is_finite, shown
 from secateur.errors import ScheduleError
 from secateur.importance import Magnitude
 from secateur.planning.problem import Chosen, PruningProblem
-from secateur.planning.targets import Budget, Budgets, Ratio, Target
+from secateur.planning.targets import Budget, Budgets, Ratio, Target, target_of
 from secateur.tracing.graph import Axis, Graph
 
 Schedule = Callable[[int], float]
 Course = Callable[[float, Graph], Target]  # the part of the whole cut to have done, and the model as it is now
 
 _MOST_STEPS = 1000
+_STEPS = Rule(f"a number of steps from 1 to {_MOST_STEPS}", an_int(1, _MOST_STEPS).holds)
 _CLOSE = 1e-9  # to one: what rounding may leave of a sum
 
 
@@ -35,7 +36,7 @@ def linear(steps: int) -> Schedule:
     >>> [linear(4)(step) for step in (1, 2, 3, 4)]
     [0.25, 0.5, 0.75, 1.0]
     """
-    _check_steps("linear", steps)
+    check("linear", ScheduleError, locals(), steps=_STEPS)
     return lambda step: min(step / steps, 1.0)
 
 
@@ -47,18 +48,8 @@ def cubic(steps: int) -> Schedule:
 
     The gradual pruning of Zhu and Gupta, "To prune, or not to prune" (2017).
     """
-    _check_steps("cubic", steps)
+    check("cubic", ScheduleError, locals(), steps=_STEPS)
     return lambda step: 1 - (1 - min(step / steps, 1.0)) ** 3
-
-
-def _check_steps(name: str, steps: object) -> None:
-    if isinstance(steps, bool) or not isinstance(steps, int) or not 1 <= steps <= _MOST_STEPS:
-        raise ScheduleError(f"{name} takes a number of steps from 1 to {_MOST_STEPS}, not {steps!r}")
-
-
-def finite(value: object) -> bool:
-    """Whether a value is a number."""
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
 
 
 def levels(schedule: Schedule) -> tuple[float, ...]:
@@ -68,10 +59,15 @@ def levels(schedule: Schedule) -> tuple[float, ...]:
     (0.5, 1.0)
     """
     if not callable(schedule):
-        raise ScheduleError(f"a schedule is a function of a step, such as schedule.cubic(5), not {schedule!r}")
+        raise ScheduleError(f"a schedule is a function of a step, such as schedule.cubic(5), not {shown(schedule)}")
     found: list[float] = []
     for step in range(1, _MOST_STEPS + 1):
-        found.append(_level(schedule(step), step, found[-1] if found else 0.0))
+        try:
+            said = schedule(step)
+        except Exception as error:  # any code of the user's may run here
+            story = f"{type(error).__name__}: {error}"
+            raise ScheduleError(f"the schedule is called with a step, and failed at step {step}: {story}") from error
+        found.append(_level(said, step, found[-1] if found else 0.0))
         if found[-1] == 1:
             return tuple(found)
     raise ScheduleError(
@@ -84,8 +80,8 @@ def _level(value: object, step: int, before: float) -> float:
         raise ScheduleError(
             "the schedule returned a function: pass schedule.linear(5), with the number of steps, not schedule.linear"
         )
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= 1 + _CLOSE:
-        raise ScheduleError(f"the schedule returned {value!r} for step {step}; it is a part of the cut, from 0 to 1")
+    if not is_finite(value) or not 0 <= value <= 1 + _CLOSE:
+        raise ScheduleError(f"the schedule returned {shown(value)} for step {step}; it is a part, from 0 to 1")
     if value < before:
         raise ScheduleError(
             f"the schedule falls from {before} to {value} at step {step}; what is cut does not come back, so it can "
@@ -106,8 +102,7 @@ def course(target: Target | Mapping[str, float], uncut: Graph, parts: Sequence[f
     >>> way(1.0, sec.trace(sec.apply(net, sec.plan(graph, sec.Macs(0.75))), torch.zeros(1, 4)))
     Macs(0.6666666666666666)
     """
-    if isinstance(target, Mapping):
-        target = Ratio(target)
+    target = target_of(target)
     if isinstance(target, Ratio):
         return _by_counts(target, uncut)
     if isinstance(target, Budget):
@@ -115,8 +110,6 @@ def course(target: Target | Mapping[str, float], uncut: Graph, parts: Sequence[f
     if isinstance(target, Budgets):
         ways = [_by_cost(part, uncut) for part in target.parts]
         return lambda part, now: Budgets.of(*(way(part, now) for way in ways))
-    if not hasattr(target, "choose"):
-        raise ScheduleError(f"a target is Ratio(r), Macs(f), Params(f) or the like, not {target!r}")
     if tuple(parts) != (1.0,):
         raise ScheduleError(f"{target!r} cannot be approached in {len(parts)} steps; use schedule.one_shot() with it")
     whole = target

@@ -87,7 +87,9 @@ class Ear:
 
     def number(self, value: float, expr: Expr) -> float:
         """A float was made of sizes."""
-        return Real(value, expr, self) if self.explainer is not None and self.explainer.reals else value
+        if self.explainer is None:
+            return value
+        return Real(value, expr, self) if self.explainer.reals else self.explainer.tell(value)
 
 
 @dataclass
@@ -101,6 +103,7 @@ class Explainer:
     judges: bool = True  # whether what happens now counts for what is exact
     reals: bool = False  # whether floats made of sizes remember, too
     _ear: Ear | None = None
+    _told: dict[int, float] = field(default_factory=dict)  # numbers that are known to be made of sizes, by identity
     made: set[Atom] = field(default_factory=set)  # axes that calls made from nothing
     _fresh: dict[Atom, None] = field(default_factory=dict)  # those of the present call
     _explained: list[Layout] = field(default_factory=list)  # layouts whose size the present call was given
@@ -136,6 +139,15 @@ class Explainer:
         """A size was used as a number."""
         if self.judges:
             self.value_uses.append(ValueUse(expr, use, self.where()))
+
+    def tell(self, number: float) -> float:
+        """A number is made of sizes that have told of it."""
+        self._told[id(number)] = number
+        return number
+
+    def is_told(self, number: object) -> bool:
+        """Whether it is that very number."""
+        return id(number) in self._told
 
     # what a torch function was called with ------------------------------------------------------------------------
 
@@ -275,14 +287,14 @@ class Explainer:
 
         Code that was made without a file, as `torch.export` does, is named where no file is in sight.
         """
-        frame = _of_the_model(1)
+        frame = of_the_model(1)
         if frame is None:
             return ""
         name = frame.f_code.co_filename
         return f"{name if name.startswith('<') else Path(name).name}:{frame.f_lineno}"
 
 
-def _of_the_model(above: int) -> FrameType | None:
+def of_the_model(above: int) -> FrameType | None:
     """The innermost frame of the model's code, from so many frames above the caller's on."""
     frame: FrameType | None = sys._getframe(above + 1)
     made: FrameType | None = None
@@ -297,7 +309,7 @@ def _of_the_model(above: int) -> FrameType | None:
 
 def _is_written(number: int) -> bool:
     """Whether a number is a constant of the model's code that is running."""
-    frame = _of_the_model(1)
+    frame = of_the_model(1)
     return frame is None or (int, number) in constants(frame.f_code)
 
 

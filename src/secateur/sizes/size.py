@@ -245,8 +245,13 @@ class Size(Remembering, int):
 
 
 def plain(value: int) -> int:
-    """The int itself, without its memory."""
-    return int.__index__(value)
+    """The int itself, without its memory; also of NumPy's.
+
+    >>> import numpy
+    >>> plain(numpy.int64(3))
+    3
+    """
+    return int.__index__(operator.index(value))
 
 
 def expr_of(value: float) -> Expr:

@@ -2,6 +2,7 @@
 
 from secateur.sparse.admm import ADMM
 from secateur.sparse.distribution import ERK
+from secateur.sparse.files import sparsify_checkpoint
 from secateur.sparse.oneshot import sparsify
 from secateur.sparse.patterns import NM, Block, Pattern, Unstructured
 from secateur.sparse.problem import Method, Problem
@@ -25,4 +26,4 @@ __all__ = [
     "SparseGPT",
     "SparseLayer",
 ]
-__all__ += ["Sparsified", "Unstructured", "sparsify"]
+__all__ += ["Sparsified", "Unstructured", "sparsify", "sparsify_checkpoint"]

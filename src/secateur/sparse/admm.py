@@ -8,11 +8,14 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from secateur.arguments import FLAG, a_number, an_int, check_fields, optional
+from secateur.errors import PlanError
 from secateur.sparse.patterns import Pattern
 from secateur.sparse.problem import Problem
 
 _INPUTS_PER_ROW = 0.5  # the ridge at which a layer of a language model did best on data held back, for any number
 _LEAST = 0.01
+_MOST = 10_000  # rounds, steps, refits
 
 
 @dataclass(frozen=True)
@@ -38,6 +41,11 @@ class ADMM:
     steps: int = 2
     refits: int = 12
     dense: bool = True
+
+    def __post_init__(self) -> None:
+        positive, few = a_number(above=0, below=1e6), an_int(0, _MOST)
+        check_fields(self, PlanError, ridge=optional(a_number(least=0)), start=positive, growth=positive, dense=FLAG)
+        check_fields(self, PlanError, rounds=few, steps=few, refits=few)
 
     def __call__(self, problem: Problem, pattern: Pattern) -> Tensor:
         made = (problem if self.dense else problem.own).damped(self._ridge(problem))

@@ -47,7 +47,7 @@ class Survey:
     def of(model: nn.Module, example: Any) -> Survey:
         """Run a model once; it has to be `calibrating`."""
         found = Survey(unseen={name for name, parameter in model.named_parameters() if parameter.ndim > 1})
-        with Runs(model, [example]) as runs:
+        with Runs(model, [example], what="sparsify") as runs:
             runs.record(_Flow(found, runs))
         return found
 

@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from secateur.arguments import FLAG, NAMES, an_instance, check, listed, optional, shown
 from secateur.calibrate import calibrating, call
+from secateur.calibrate.blame import blamed_on_batch
 from secateur.calibrate.data import taken
 from secateur.compat import BatchNorm
-from secateur.errors import CalibrationError, PlanError, SecateurError
+from secateur.distributed import meet, together
+from secateur.errors import CalibrationError, PlanError
 from secateur.importance import Magnitude, Wanda
-from secateur.importance.batches import because, check_values
+from secateur.pipeline.sharded import Shard, sharded_anew, unwrapped
 from secateur.prune import custom_from_mask, remove
 from secateur.prune.sites import find_hook
 from secateur.sparse.admm import ADMM
@@ -24,14 +28,17 @@ from secateur.sparse.layers import Survey, chosen
 from secateur.sparse.patterns import NM, Pattern
 from secateur.sparse.problem import Method
 from secateur.sparse.report import Agreement, Differences, Sparsified, described
-from secateur.sparse.scores import magnitude, wanda
+from secateur.sparse.scores import RIA, magnitude, wanda
 from secateur.sparse.solve import Solver
-from secateur.sparse.spread import Spread, checked
+from secateur.sparse.sparsegpt import SparseGPT
+from secateur.sparse.spread import Spread
 from secateur.state.transaction import transaction
 from secateur.state.twin import copied
-from secateur.tracing import unwrap
 from secateur.tracing.examples import tensors_in
 
+_PATTERN = an_instance(Pattern, "a pattern, such as Unstructured(0.5) or NM(2, 4)")
+_SPREAD = optional(an_instance(Spread, "Prices() or ERK()"))
+_OURS = (type(None), ADMM, SparseGPT, RIA, Magnitude, Wanda)
 _CRITERIA: dict[type, Method] = {Magnitude: magnitude, Wanda: wanda}
 
 
@@ -48,6 +55,7 @@ def sparsify(
     streams: bool = False,
     statistics: bool = True,
     masks: bool = False,
+    shard: Shard | None = None,
 ) -> Sparsified:
     """Set weights of a model to zero by a pattern, and the others so that its outputs stay what they were; in place.
 
@@ -70,32 +78,86 @@ def sparsify(
 
     Batch norms take their statistics anew (`statistics`). With `streams`, a layer whose result is added to a residual
     stream also makes up for what that lacks. `held_back` are batches that the report compares the outputs on. All or
-    nothing: whatever goes wrong, the model is as it was.
+    nothing: whatever goes wrong, the model is as it was. In a process group every rank is sent the batches of all, and
+    a model that is spread over ranks takes `shard`, as in `compress`.
     """
-    begun = time.perf_counter()
-    solve, inner = _method(method), unwrap(model)
-    _check_pattern(pattern)
-    check_values(inner, inner.parameters(), "sparsify")
-    with taken(batches, "sparsify") as data, _judges(held_back) as kept_back, transaction(inner) as undo, _blamed():
-        undo.keep(*inner.buffers())
-        masked = _unmasked(inner)
-        survey = _surveyed(inner, data[0])
-        names = chosen(survey, pattern, _listed(protect), _listed(include))
-        dense = _dense_copy(inner, names)
-        for name in set(names) - set(masked):  # those with a mask have other memory, and get theirs back
-            undo.keep(inner.get_parameter(name), again=partial(_value, dense.get_parameter(name)))
-        patterns = _patterns(pattern, spread, dense, names, data)
-        solver = Solver(dense, inner, solve, patterns, survey.streams if streams else {})
-        _solve_all(solver, survey, data)
-        if statistics:
-            _take_statistics(inner, data)
-        found = solver.layers(), solver.left_alone(survey), _agreement(dense, inner, kept_back)
-        _mask(inner, [*masked, *(names if masks else ())])
-    layers, alone, agreement = found
-    return Sparsified(*described(pattern, method or solve), layers, alone, agreement, time.perf_counter() - begun)
+    with together("sparsify"):
+        check("sparsify", PlanError, locals(), masks=FLAG)
+        job = OneShot.of(pattern, method, protect, include, spread, streams=streams, statistics=statistics)
+        inner, read = unwrapped(model, shard, "sparsify"), taken(batches, "sparsify")
+        with read as data, judges(held_back) as kept_back, sharded_anew(inner, shard), transaction(inner) as undo:
+            undo.keep(*inner.buffers())
+            masked = _unmasked(inner)
+            survey, names = job.surveyed(inner, data[0])
+            dense = _dense_copy(inner, names)
+            for name in set(names) - set(masked):  # those with a mask have other memory, and get theirs back
+                undo.keep(inner.get_parameter(name), again=partial(_value, dense.get_parameter(name)))
+            report = job.solved(dense, inner, (survey, names), data, kept_back)
+            _mask(inner, [*masked, *(names if masks else ())])
+            meet("sparsify: done")  # on every rank, or on none
+    return report
 
 
-def _judges(held_back: Any) -> AbstractContextManager[Sequence[Any]]:
+@dataclass(frozen=True)
+class OneShot:
+    """Which zeros a model is to get, and how they are found."""
+
+    pattern: Pattern
+    method: Any
+    solve: Method
+    protect: tuple[str, ...]
+    include: tuple[str, ...]
+    spread: Spread | None
+    streams: bool
+    statistics: bool
+    begun: float
+
+    @staticmethod
+    def of(
+        pattern: Pattern,
+        method: Any = None,
+        protect: Any = (),
+        include: Any = (),
+        spread: Any = None,
+        *,
+        streams: bool = False,
+        statistics: bool = True,
+    ) -> OneShot:
+        """What was asked for, checked as far as no model is needed for it."""
+        flags = {"streams": FLAG, "statistics": FLAG}
+        check("sparsify", PlanError, locals(), pattern=_PATTERN, protect=NAMES, include=NAMES, spread=_SPREAD, **flags)
+        names = listed(protect), listed(include)
+        return OneShot(pattern, method, _method(method), *names, spread, streams, statistics, time.perf_counter())
+
+    def surveyed(self, model: nn.Module, example: Any) -> tuple[Survey, tuple[str, ...]]:
+        """What a run of the model multiplies data with, and which of these weights get zeros."""
+        with calibrating(model):
+            survey = Survey.of(model, example)
+        return survey, chosen(survey, self.pattern, self.protect, self.include)
+
+    def solved(
+        self,
+        dense: nn.Module,
+        sparse: nn.Module,
+        found: tuple[Survey, tuple[str, ...]],
+        batches: Sequence[Any],
+        held_back: Sequence[Any],
+    ) -> Sparsified:
+        """Put zeros into a model whose weights are those of a dense one, which is only read; what came of it."""
+        survey, names = found
+        patterns = _patterns(self.pattern, self.spread, dense, names, batches)
+        ours = isinstance(self.method, _OURS)
+        solver = Solver(dense, sparse, self.solve, patterns, survey.streams if self.streams else {}, ours)
+        _solve_all(solver, survey, batches)
+        if self.statistics:
+            _take_statistics(sparse, batches)
+        layers, alone = solver.layers(), solver.left_alone(survey)
+        agreement = _agreement(dense, sparse, held_back)
+        took = time.perf_counter() - self.begun
+        return Sparsified(*described(self.pattern, self.method or self.solve), layers, alone, agreement, took)
+
+
+def judges(held_back: Any) -> AbstractContextManager[Sequence[Any]]:
     """The batches that were held back, none if none were given."""
     return nullcontext(()) if held_back is None else taken(held_back, "sparsify: held_back")
 
@@ -104,19 +166,13 @@ def _patterns(
     pattern: Pattern, spread: Spread | None, model: nn.Module, names: Sequence[str], batches: Sequence[Any]
 ) -> dict[str, Pattern]:
     """The pattern of each parameter."""
-    if checked(spread) is None:
+    if spread is None:
         return dict.fromkeys(names, pattern)
-    assert spread is not None
     if isinstance(pattern, NM):
         raise PlanError(f"{pattern} is the same for every weight, so there is nothing to spread; leave spread= out")
     with calibrating(model):
         found = spread.sparsities(model, names, pattern.sparsity, batches)
     return {name: pattern.at(found[name]) for name in names}
-
-
-def _surveyed(model: nn.Module, example: Any) -> Survey:
-    with calibrating(model):
-        return Survey.of(model, example)
 
 
 def _solve_all(solver: Solver, survey: Survey, batches: Sequence[Any]) -> None:
@@ -132,27 +188,8 @@ def _method(given: Any) -> Method:
         return ADMM()
     known = _CRITERIA.get(type(given))
     if known is None and not callable(given):
-        raise PlanError(f"method is ADMM(), SparseGPT(), RIA(), Wanda(), Magnitude() or a function, not {given!r:.80}")
+        raise PlanError(f"method is ADMM(), SparseGPT(), RIA(), Wanda(), Magnitude() or a function, not {shown(given)}")
     return given if known is None else known
-
-
-def _check_pattern(given: Any) -> None:
-    if not isinstance(given, Pattern):
-        raise PlanError(f"sparsify takes a pattern, such as Unstructured(0.5) or NM(2, 4), not {given!r:.80}")
-
-
-def _listed(names: Sequence[str]) -> tuple[str, ...]:
-    return (names,) if isinstance(names, str) else tuple(names)
-
-
-@contextmanager
-def _blamed() -> Iterator[None]:
-    try:
-        yield
-    except SecateurError:
-        raise
-    except Exception as error:  # any code of the user's may run here
-        raise CalibrationError(f"sparsify: the model failed on the batches: {because(error)}") from error
 
 
 def _dense_copy(model: nn.Module, names: Sequence[str]) -> nn.Module:
@@ -212,8 +249,9 @@ def _take_statistics(model: nn.Module, batches: Sequence[Any]) -> None:
             norm.reset_running_stats()
             norm.momentum = None  # the mean over all batches
             norm.training = True
-        for batch in batches:
-            call(model, batch)
+        for number, batch in enumerate(batches):
+            with blamed_on_batch(number, "sparsify"):
+                call(model, batch)
     finally:
         for module, mode in modes.items():
             module.training = mode
@@ -224,10 +262,10 @@ def _take_statistics(model: nn.Module, batches: Sequence[Any]) -> None:
 def _agreement(dense: nn.Module, sparse: nn.Module, batches: Sequence[Any]) -> Agreement | None:
     """How far the outputs of both models are apart."""
     seen = Differences()
-    for batch in batches:
-        with calibrating(dense, sparse):
+    for number, batch in enumerate(batches):
+        with calibrating(dense, sparse), blamed_on_batch(number, "sparsify: held_back"):
             seen.add(*(list(tensors_in(call(model, batch))) for model in (dense, sparse)))
     return seen.agreement()
 
 
-__all__ = ["sparsify"]
+__all__ = ["OneShot", "judges", "sparsify"]

@@ -8,8 +8,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from secateur.arguments import Rule, a_number, an_int, check, check_fields
 from secateur.errors import PlanError
 from secateur.prune.selection import Segment, drop_smallest
+
+_WIDEST = 2**15 - 1  # of how many at most some are kept
 
 
 class Pattern(ABC):
@@ -40,17 +43,7 @@ class Pattern(ABC):
         return None
 
 
-def _checked(sparsity: object) -> float:
-    number = isinstance(sparsity, int | float) and not isinstance(sparsity, bool)
-    if not number or not 0 <= sparsity < 1:  # type: ignore[operator]
-        raise PlanError(f"a sparsity is the fraction of zeros, from 0 to below 1, not {sparsity!r}; 0.5 is half")
-    return float(sparsity)  # type: ignore[arg-type]
-
-
-def _count(value: object, what: str, least: int = 1) -> int:
-    if isinstance(value, bool) or not isinstance(value, int) or value < least:
-        raise PlanError(f"{what} is a whole number from {least} on, not {value!r}")
-    return value
+_SPARSITY = Rule("the fraction of zeros, from 0 to below 1", a_number(least=0, below=1).holds)
 
 
 def smallest_dropped(scores: Tensor, count: int) -> Tensor:
@@ -73,7 +66,7 @@ class Unstructured(Pattern):
     sparsity: float = 0.5
 
     def __post_init__(self) -> None:
-        _checked(self.sparsity)
+        check_fields(self, PlanError, sparsity=_SPARSITY)
 
     def mask(self, scores: Tensor, dim: int = 1) -> Tensor:
         """All but the smallest scores, over the whole weight."""
@@ -98,7 +91,8 @@ class NM(Pattern):
     m: int = 4
 
     def __post_init__(self) -> None:
-        if not _count(self.n, "NM(n, m): n") <= _count(self.m, "NM(n, m): m"):
+        check_fields(self, PlanError, n=an_int(1), m=an_int(1, _WIDEST))
+        if self.n > self.m:
             raise PlanError(f"NM(n, m) keeps n of every m, so n is at most m; got NM({self.n}, {self.m})")
 
     @property
@@ -119,7 +113,8 @@ class NM(Pattern):
 
     def at(self, sparsity: float) -> NM:
         """Another n of the same m, with at least this fraction of zeros as near as it can be."""
-        return NM(max(1, round((1 - _checked(sparsity)) * self.m)), self.m)
+        check("NM", PlanError, {"sparsity": sparsity}, sparsity=_SPARSITY)
+        return NM(max(1, round((1 - sparsity) * self.m)), self.m)
 
     def fits(self, shape: torch.Size | tuple[int, ...], dim: int = 1) -> str | None:
         """The inputs have to be a multiple of m."""
@@ -143,9 +138,7 @@ class Block(Pattern):
     sparsity: float = 0.5
 
     def __post_init__(self) -> None:
-        _count(self.height, "the height of a block")
-        _count(self.width, "the width of a block")
-        _checked(self.sparsity)
+        check_fields(self, PlanError, height=an_int(1), width=an_int(1), sparsity=_SPARSITY)
 
     def mask(self, scores: Tensor, dim: int = 1) -> Tensor:
         """All but the blocks with the smallest sums."""

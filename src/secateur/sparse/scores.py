@@ -7,6 +7,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from secateur.arguments import a_number, check_fields
+from secateur.errors import PlanError
 from secateur.sparse.patterns import Pattern, Unstructured
 from secateur.sparse.problem import Problem
 
@@ -38,6 +40,9 @@ class RIA:
     """
 
     power: float = 0.5
+
+    def __post_init__(self) -> None:
+        check_fields(self, PlanError, power=a_number(least=0, most=100))
 
     def __call__(self, problem: Problem, pattern: Pattern) -> Tensor:
         size = problem.weight.abs()

@@ -16,17 +16,20 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from secateur.arguments import shown
 from secateur.calibrate import ParameterProduct, Runs, Step, Watch, call
+from secateur.calibrate.blame import batch_name, because, blamed_on_batch
 from secateur.calibrate.products import WIDEST, Part
 from secateur.compensate.moments import Moments
-from secateur.errors import CalibrationError
+from secateur.errors import CalibrationError, PlanError, SecateurError
 from secateur.ops.product import MatrixProduct
 from secateur.progress import progress
 from secateur.sparse.layers import Survey, input_order
-from secateur.sparse.patterns import Pattern
+from secateur.sparse.patterns import Pattern, Unstructured
 from secateur.sparse.problem import Method, Problem
 from secateur.sparse.report import SparseLayer
 
+_WHAT = "sparsify"
 _NUMBERS = re.compile(r"\d+")
 
 
@@ -39,6 +42,7 @@ class Solver:
     method: Method
     patterns: Mapping[str, Pattern]  # of each parameter that gets zeros
     streams: Mapping[str, int] = field(default_factory=dict)  # the op that made what a product's result is added to
+    trusted: bool = True  # whether the method gives the zeros that it should
     _found: dict[str, list[SparseLayer]] = field(default_factory=dict)
 
     def layers(self) -> tuple[SparseLayer, ...]:
@@ -72,7 +76,7 @@ class Solver:
 
     def _stages(self, names: Collection[str], batches: Sequence[Any]) -> tuple[str, ...]:
         """As many stages as go; the one whose inputs were not those of the dense model, if there is any."""
-        with Runs(self.dense, batches) as dense, Runs(self.sparse, batches) as sparse:
+        with Runs(self.dense, batches, what=_WHAT) as dense, Runs(self.sparse, batches, what=_WHAT) as sparse:
             for stage in progress(dense.record().stages(names), "sparsify"):
                 if not self._stage(stage, dense, sparse):
                     return stage
@@ -109,8 +113,8 @@ class Solver:
                 _add(moments.setdefault(product.part, Moments()), product, product.of, out, len(batches), number)
             return out
 
-        for number, batch in enumerate(progress(batches, "sparsify") if names else ()):  # noqa: B007  (`take` reads it)
-            with Watch(self.dense, take):
+        for number, batch in enumerate(progress(batches, "sparsify") if names else ()):
+            with blamed_on_batch(number, _WHAT), Watch(self.dense, take):
                 call(self.dense, batch)
         for part, product in products.items():
             self._solve(product, moments[part])
@@ -122,16 +126,20 @@ class Solver:
         problem = _problem(weight, moments, product.name)
         order = input_order(product)
         problem = problem if order is None else _ordered(problem, order[0])
+        pattern = self.patterns[product.name]
         try:
-            solved = self.method(problem, self.patterns[product.name])
+            solved = self.method(problem, pattern)
         except torch.linalg.LinAlgError as error:  # type: ignore[attr-defined]
             raise CalibrationError(
                 f"{product.name}: the moments of its inputs are singular ({error}); give more data or a larger ridge"
             ) from error
+        except SecateurError:
+            raise
+        except Exception as error:  # a method may be any code of the user's
+            raise PlanError(f"sparsify: method(problem, pattern) failed on {product.name}: {because(error)}") from error
+        _check_solution(solved, problem, None if self.trusted else pattern, product.name)
         if order is not None:
             solved = solved[..., order[0].argsort()]
-        if not solved.isfinite().all():
-            raise CalibrationError(f"{product.name}: the solution is not finite; protect it, or give a larger ridge")
         self._write(product, solved)
         total = float(moments.yy.sum().clamp_min(1e-30))
         before, after = (float(moments.error(w, None).sum()) / total for w in (weight, solved))
@@ -215,8 +223,29 @@ def _add(moments: Moments, product: ParameterProduct, of: MatrixProduct, out: Te
         moments.add(x, y if product.shift is None else y - product.shift)
     if not (moments.xx.isfinite().all() and moments.xy.isfinite().all()):
         raise CalibrationError(
-            f"batch {number}: what goes into {product.name}, or comes out of it, is not finite; is there a NaN in the "
-            "batch, or in the weights?"
+            f"{_WHAT}: {batch_name(number)}: what goes into {product.name}, or comes out of it, is not finite; are the "
+            "weights?"
+        )
+
+
+def _check_solution(solved: object, problem: Problem, pattern: Pattern | None, name: str) -> None:
+    """Refuse what a method gave, where it is no weight or has not the zeros of a pattern.
+
+    Anywhere, the number of zeros may be rounded row by row.
+    """
+    weight = problem.weight
+    if not isinstance(solved, Tensor) or solved.shape != weight.shape:
+        got = tuple(solved.shape) if isinstance(solved, Tensor) else shown(solved)
+        raise PlanError(f"sparsify: method gives a weight of shape {tuple(weight.shape)} for {name}, not {got}")
+    if not solved.isfinite().all():
+        raise CalibrationError(f"{name}: the solution is not finite; protect it, or give a larger ridge")
+    if pattern is None:
+        return
+    over = int(((solved != 0) & ~problem.mask(solved.abs().to(weight.dtype), pattern)).sum())
+    if over > (weight.shape[:2].numel() if isinstance(pattern, Unstructured) else 0):
+        raise PlanError(
+            f"sparsify: method leaves {over} weights of {name} too many for {pattern}; problem.mask(scores, pattern) "
+            "says which may stay"
         )
 
 

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from secateur.arguments import a_number, an_int, check_fields
+from secateur.errors import PlanError
 from secateur.sparse.patterns import NM, Block, Pattern
 from secateur.sparse.problem import Problem, staying
 
@@ -26,6 +28,9 @@ class SparseGPT:
 
     ridge: float = 0.01
     columns: int = 128
+
+    def __post_init__(self) -> None:
+        check_fields(self, PlanError, ridge=a_number(least=0), columns=an_int(1))
 
     def __call__(self, problem: Problem, pattern: Pattern) -> Tensor:
         weight, upper, free = self._prepared(problem)

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from secateur.calibrate import ParameterProduct, Watch, call, fisher_weights
+from secateur.calibrate.blame import blamed_on_batch
 from secateur.calibrate.products import Part
-from secateur.errors import PlanError
 from secateur.prune.selection import Segment, drop_smallest
 
 _LEFT = 0.2  # of what stays on average, what stays of every weight at least
@@ -67,8 +67,8 @@ def prices(model: nn.Module, names: Collection[str], batches: Sequence[Any]) -> 
                 squares[product.part] = squares.get(product.part, torch.zeros_like(now)) + now
         return run()
 
-    for batch in batches:
-        with Watch(model, take):
+    for number, batch in enumerate(batches):
+        with blamed_on_batch(number, "Prices"), Watch(model, take):
             call(model, batch)
     made: dict[str, list[Tensor]] = {}
     known = {product.name for product in found.values()} - {p.name for at, p in found.items() if at not in matters}
@@ -99,10 +99,3 @@ def cut_off(scores: Mapping[str, Tensor], sparsity: float) -> Spreading:
         if not over:
             return {name: {**shares, **fixed}[name] for name in scores}
         fixed |= over
-
-
-def checked(spread: object) -> Spread | None:
-    """What a user gave."""
-    if spread is not None and not isinstance(spread, Spread):
-        raise PlanError(f"spread is Prices(), ERK() or None, the same for every weight, not {spread!r:.80}")
-    return spread

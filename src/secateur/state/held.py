@@ -9,7 +9,7 @@ import contextlib
 import enum
 import types
 from collections import OrderedDict, defaultdict, deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -141,10 +141,11 @@ class Walk:
         self._keep: list[Any] = []  # objects whose ids were taken, so that ids stay theirs
         self.modules = dict(model.named_modules())
 
-    def replace(self, change: Callable[[Any, Place], Any]) -> None:
-        """Put `change(value, place)` in the place of every int and tensor."""
+    def replace(self, change: Callable[[Any, Place], Any], among: Collection[str] | None = None) -> None:
+        """Put `change(value, place)` in the place of every int and tensor; `among`: in these modules only."""
         for name, module in self.modules.items():
-            self._visit(module, Place(name, ()), change)
+            if among is None or name in among:
+                self._visit(module, Place(name, ()), change)
 
     def _visit(self, obj: Any, place: Place, change: Callable[[Any, Place], Any]) -> None:
         store = holder(obj)

@@ -8,7 +8,7 @@ import warnings
 import weakref
 from collections import deque
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 from torch import Tensor, nn
@@ -33,8 +33,13 @@ def classes(model: nn.Module) -> dict[type, None]:
 def cleaned(model: nn.Module, *, wholly: bool = False) -> Iterator[None]:
     """Afterwards no variable, class attribute or container of the model's code holds a tensor made meanwhile.
 
-    `wholly`: nor anything else that it did not hold before, such as a plain number.
+    `wholly`: nor anything else that it did not hold before, such as a plain number. What the model's hooks write to is
+    always as it was.
     """
+    variables = list(_of_hooks(model))
+    written: dict[int, tuple[Any, Any]] = {}
+    for _, _, value in variables:
+        _save(written, (value,), (value,))
     saved: dict[int, tuple[Any, Any]] = {}
     for kind in classes(model):
         _save(saved, kind, vars(kind))
@@ -43,6 +48,11 @@ def cleaned(model: nn.Module, *, wholly: bool = False) -> Iterator[None]:
     try:
         yield
     finally:
+        for owner, name, value in variables:
+            _put_variable(owner, name, value)
+        for store, before in written.values():
+            if not isinstance(store, tuple):
+                put_back(store, before)
         for store, before in saved.values():
             if isinstance(store, type | types.ModuleType):
                 _put_attributes(store, before)
@@ -50,11 +60,55 @@ def cleaned(model: nn.Module, *, wholly: bool = False) -> Iterator[None]:
                 put_back(store, before)
 
 
+def _of_hooks(model: nn.Module) -> Iterator[tuple[Any, str, Any]]:
+    """The variables that functions which hang on a model's modules have besides their own: (holder, name, value)."""
+    held = [item for module in model.modules() for item in module.__dict__.items()]
+    stack = [hook for _, hook in held]
+    stack += [
+        hook for name, hooks in held if name.endswith("_hooks") and isinstance(hooks, dict) for hook in hooks.values()
+    ]
+    seen: set[int] = set()
+    while stack:
+        hook = stack.pop()
+        hook = hook.func if isinstance(hook, functools.partial) else hook
+        hook = hook.__func__ if isinstance(hook, types.MethodType) else hook
+        if not isinstance(hook, types.FunctionType) or id(hook) in seen or _of_ours(hook.__module__):
+            continue
+        seen.add(id(hook))
+        names = (name for name in _names(hook.__code__) if name in hook.__globals__)
+        variables: list[tuple[Any, str]] = [(hook.__globals__, name) for name in names]
+        for owner, name in (*variables, *((cell, "cell_contents") for cell in hook.__closure__ or ())):
+            with suppress(ValueError):  # an empty cell
+                value = owner[name] if isinstance(owner, dict) else owner.cell_contents
+                yield owner, name, value
+                if not isinstance(value, types.FunctionType) or value.__globals__ is hook.__globals__:
+                    stack.append(value)
+
+
+def _of_ours(module: str | None) -> bool:
+    return (module or "").partition(".")[0] in _SKIPPED
+
+
+def _names(code: types.CodeType) -> Iterator[str]:
+    """The global variables, among others, that some code names."""
+    yield from code.co_names
+    for inner in code.co_consts:
+        if isinstance(inner, types.CodeType):
+            yield from _names(inner)
+
+
+def _put_variable(owner: Any, name: str, value: Any) -> None:
+    if isinstance(owner, types.CellType):
+        owner.cell_contents = value
+    elif owner.get(name) is not value:
+        owner[name] = value
+
+
 def _save(saved: dict[int, tuple[Any, Any]], owner: Any, store: Any, depth: int = 0) -> None:
     """Save what is behind an owner, and the containers and objects inside of it, as far as they are plain."""
     if id(owner) in saved:
         return
-    before = dict(store) if depth == 0 else copy_of(store)
+    before = copy_of(store) if depth else store if isinstance(store, tuple) else dict(store)
     saved[id(owner)] = owner, before
     for value in before.values() if isinstance(before, dict) else before:
         if type(value) not in ATOMS and not isinstance(value, types.ModuleType | nn.Module) and depth < _DEEPEST:

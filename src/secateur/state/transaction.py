@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn.utils.parametrize import is_parametrized
@@ -17,6 +18,7 @@ from secateur.errors import SecateurWarning
 from secateur.state.chances import same_chances
 from secateur.state.contents import put_contents
 from secateur.state.held import ATOMS, BARE, REGISTRIES, holder, native, slots
+from secateur.state.opaque import duplicate, restore
 
 _NOTHING: Any = ()  # what most of a module's containers hold
 
@@ -69,6 +71,7 @@ class Transaction:
     def __init__(self, *owners: object) -> None:
         self._contents: list[tuple[Any, Any]] = []  # a container and a copy of it
         self._slots: list[tuple[Any, Any, Any]] = []
+        self._opaque: list[tuple[Any, Any]] = []  # an object with contents of its own and a copy of it
         self._classes: list[tuple[Any, type]] = []
         self._members: list[tuple[type, dict[str, Any]]] = []
         self._tensors: list[tuple[Tensor, Tensor, bool, Tensor | None]] = []
@@ -131,6 +134,9 @@ class Transaction:
             return [obj.__dict__]
         if isinstance(obj, tuple):
             return list(obj)
+        if (other := duplicate(obj)) is not obj:
+            self._opaque.append((obj, other))
+            return list(other.flat) if isinstance(obj, np.ndarray) and obj.dtype.hasobject else []
         held = list(slots(obj))
         self._slots += [(obj, member, value) for member, value in held]
         inside = [value for _, value in held]
@@ -171,6 +177,7 @@ class Transaction:
         for put, saved in (
             (put_back, self._contents),
             (_put_slot, self._slots),
+            (restore, self._opaque),
             (_put_class, self._classes),
             (_put_members, self._members),
             (_put_tensor, self._tensors),

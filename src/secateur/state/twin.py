@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from typing import Any, Protocol, TypeVar
 from weakref import WeakSet
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -32,6 +33,7 @@ from secateur.state.held import (
     slots,
 )
 from secateur.state.leftovers import cleaned
+from secateur.state.opaque import duplicate
 from secateur.state.pointers import POINTERS, Redirection
 from secateur.state.transaction import untouched
 
@@ -242,6 +244,8 @@ class _Making(Redirection):
             return self.pointer(value)
         if isinstance(value, set | frozenset | deque):
             return self._group(value)
+        if (other := duplicate(value)) is not value:
+            return self._numbers(self.remember(value, other))
         store = holder(value)
         if store is None and next(slots(value), None) is None:
             return value
@@ -254,6 +258,12 @@ class _Making(Redirection):
         else:
             self._fill(value, new, store, place if place is not None and len(place.path) <= DEEPEST else None)
         return new
+
+    def _numbers(self, array: Any) -> Any:
+        """A copy of an array, with copies of the objects in it, if those are what it holds."""
+        for at in np.ndindex(array.shape) if isinstance(array, np.ndarray) and array.dtype.hasobject else ():
+            array[at] = self._copy(array[at], None)
+        return array
 
     def _fill(self, value: Any, new: Any, store: Any, place: Place | None) -> None:
         own = store or {}

@@ -11,12 +11,15 @@ from typing import Any
 import torch
 from torch import nn
 
-from secateur.errors import TraceError
+from secateur.arguments import a_number, check
+from secateur.errors import PlanError, TraceError
 from secateur.state.transaction import untouched
 from secateur.tracing import unwrap
 from secateur.tracing.examples import arguments
 
 TimedRun = Callable[[], Any]
+
+_SECONDS = a_number(least=0)
 
 _SHORTEST = 1e-3  # seconds: a sample of less is mostly the clock's own noise
 _FEWEST, _MOST = 8, 200  # samples; an even number of turns is fair to both
@@ -73,6 +76,7 @@ def latency(model: nn.Module, example: Any, *, seconds: float = 1.0) -> Timing:
     The model runs in eval mode, without gradients, with the present thread count, for about `seconds`; then it is as
     it was.
     """
+    check("latency", PlanError, locals(), seconds=_SECONDS)
     with _ready(model, example) as run:
         return _timing(_in_turns((run,), seconds)[0])
 
@@ -89,20 +93,22 @@ def compare(before: nn.Module, after: nn.Module, example: Any, *, seconds: float
 
     They run in turns, and each turn gives one ratio: what slows the machine down for a while slows both.
     """
+    check("compare", PlanError, locals(), seconds=_SECONDS)
     with ExitStack() as context:
-        runs = [context.enter_context(_ready(model, example)) for model in (before, after)]
+        named = {"before": before, "after": after}
+        runs = [context.enter_context(_ready(model, example, name)) for name, model in named.items()]
         first, second = _in_turns(runs, seconds)
     ratio = statistics.median(b / a for a, b in zip(first, second, strict=True))
     return Comparison(_timing(first), _timing(second), ratio)
 
 
 @contextmanager
-def _ready(model: nn.Module, example: Any) -> Iterator[TimedRun]:
+def _ready(model: nn.Module, example: Any, name: str = "a model") -> Iterator[TimedRun]:
     """A function that runs a model once, in eval mode; afterwards the model is as it was."""
-    inner = unwrap(model)
-    for name, tensor in chain(inner.named_parameters(), inner.named_buffers()):
+    inner = unwrap(model, name=name)
+    for place, tensor in chain(inner.named_parameters(), inner.named_buffers()):
         if tensor.is_meta:
-            raise TraceError(f"{name} is on the meta device, where nothing can be timed; give the model real tensors")
+            raise TraceError(f"{place} is on the meta device, where nothing can be timed; give the model real tensors")
     args, kwargs = arguments(example)
 
     def run() -> Any:

@@ -42,8 +42,9 @@ def trace(model: nn.Module, example: Any, *, variants: bool = True, make: Any = 
     of them are `Examples(a, b)`. The model runs on fake tensors: no weight is read and nothing about the model changes.
     Where that fails (its control flow depends on data), it runs on copies of the real tensors.
 
-    One run is one witness, so with `variants` the model is also called with inputs of other sizes, a second time, and
-    in training mode, as far as it takes that; what any run shows, holds. `graph.unseen` says what no run showed.
+    One run is one witness, so with `variants` the model is also called with inputs of other sizes, a second time, in
+    training mode, and with other settings (flags, arguments left out, methods beside forward that take tensors apart),
+    as far as it takes that; what any run shows, holds. `graph.unseen` says what no run showed.
 
     A model that is spread over ranks (`fully_shard`, `parallelize_module`) is traced as it was before that.
 
@@ -71,10 +72,11 @@ def _trace(model: nn.Module, example: Any, variants: bool) -> Graph:
     capture, fake = _witness(model, first)
     for another in others:
         join(capture, _witness(model, another)[0])
-    more = Variants(model, capture, partial(_attempt, model, fake=fake))
+    idle = any(not v.used for name, v in capture.values.items() if capture.kinds[name] == "parameter")
+    more = Variants(model, capture, partial(_attempt, model, fake=fake, flowing=idle))
     if variants:
         more.add(first)
-    unseen = [*more.unseen, *never_seen(model, (first, *others), capture, more.both_ways)]
+    unseen = [*more.unseen, *never_seen(model, (first, *others, *more.shown), capture, more.both_ways)]
     graph = build(model, (first, *others, *more.accepted), capture, unseen)
     if variants and fake and _rehearse(graph, capture, unseen):
         graph = build(model, (first, *others, *more.accepted), capture, unseen)
@@ -115,11 +117,11 @@ def macs(model: nn.Module, example: Any) -> int:
     return trace(model, example, variants=False).macs()
 
 
-def unwrap(model: Any, *, sharded: bool = False) -> nn.Module:
+def unwrap(model: Any, *, sharded: bool = False, name: str = "a model") -> nn.Module:
     """The model inside of what `torch.compile` and `DistributedDataParallel` make of it; refused if it is `sharded`
     over ranks where that cannot be."""
     if not isinstance(model, nn.Module):
-        raise TraceError(f"a model is an nn.Module, not {type(model).__name__}")
+        raise TraceError(f"{name} is an nn.Module, not {type(model).__name__}")
     while True:
         if is_compiled(model):
             model = uncompiled(model)
@@ -132,8 +134,8 @@ def unwrap(model: Any, *, sharded: bool = False) -> nn.Module:
             )
         elif not sharded and is_sharded(model):
             raise TraceError(
-                f"{type(model).__name__} is spread over ranks, where only trace, plan, apply and save work: "
-                "sec.apply(model, plan, shard=fn) cuts it, with fn as it was sharded; do the rest before it is"
+                f"{type(model).__name__} is spread over ranks: sec.apply(model, plan, shard=fn) cuts it and "
+                "sec.compress(…, shard=fn) does, with fn as it was sharded; what takes no shard= is done before that"
             )
         else:
             return model
@@ -163,13 +165,18 @@ def _attempt(
     contrary: Sequence[str] = (),
     *,
     fake: bool,
+    flowing: bool,
     real: bool = False,
 ) -> Capture | Refused:
-    """Further calls, which the model may refuse; on real tensors if the example needed them, or on request."""
+    """Further calls, which the model may refuse; on real tensors if the example needed them, or on request.
+
+    `flowing`: something is idle, which only what flows beside it can tell of.
+    """
     made: list[Any] = []
     begun: list[Capture] = []
     try:
-        return captured(model, calls, made, fake=fake and not real, swapped=swapped, contrary=contrary, begun=begun)
+        fake = fake and not real
+        return captured(model, calls, made, fake=fake, swapped=swapped, contrary=contrary, begun=begun, flowing=flowing)
     except Exception as error:
         traceback.clear_frames(error.__traceback__)
         return Refused(len(begun[-1].outputs) if begun else 0, _problem(error), _where(error))

@@ -6,6 +6,7 @@ called with is known to be input, which no cut changes. While it runs, two recor
 a `Tracer`. Where a model needs values (a table that decides which way the code takes) it runs on real tensors.
 """
 
+import inspect
 import weakref
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -36,6 +37,7 @@ from secateur.tracing.widths import told_widths
 # Layers whose own code does not read these attributes: torch's others compare or compute with them.
 _PLAIN = (nn.Linear, Convolution, BatchNorm, nn.Embedding)
 
+OUTPUT = "a dimension of the model's output"
 Swaps = Sequence[tuple[str, str]]  # names of modules that change places
 
 
@@ -59,6 +61,9 @@ class ModelCall:
     example: Any
     training: bool = False
     again: bool = False  # only to see what the model makes of what earlier calls left in it
+    asked: bool = True  # what comes out is what the example asks for, so its sizes stay
+    attributes: tuple[tuple[str, str, Any], ...] = ()  # module, name and value of those that are otherwise
+    beside: tuple[str, tuple[str, ...]] | None = None  # a method that is called too, with what its modules are given
 
 
 @dataclass
@@ -76,6 +81,7 @@ class Capture:
     placed: set[str] = field(default_factory=set)  # modules that ran in the place of others only
     turned: set[str] = field(default_factory=set)  # lines where data was made to decide the other way
     outputs: list[list[tuple[int, ...]]] = field(default_factory=list)  # shapes of what each call put out
+    unasked: list[Layout] = field(default_factory=list)  # dimensions of what the example does not ask for
 
 
 def captured(
@@ -87,19 +93,20 @@ def captured(
     swapped: Swaps = (),
     contrary: Sequence[str] = (),
     begun: list[Capture] | None = None,
+    flowing: bool = True,
 ) -> Capture:
     """Call a model, once or several times in a row, and record what its ops do to axes.
 
     Afterwards what it made is to be let go; `made` gets weak references to that. `swapped` modules change places,
     and at the lines in `contrary` what is decided by data is decided the other way. `begun` gets each record as it is
-    begun, for what is known if it fails.
+    begun, for what is known if it fails. `flowing`: what goes into modules and comes out of them is remembered.
     """
 
     def start() -> _Recorded:
         capture = Capture()
         if begun is not None:
             begun.append(capture)
-        return _Recorded(capture, fake, calls, made, swapped, contrary)
+        return _Recorded(capture, fake, calls, made, swapped, contrary, flowing)
 
     return run_apart(model, start)
 
@@ -115,8 +122,9 @@ class _Recorded:
         made: list[Any],
         swapped: Swaps,
         contrary: Sequence[str],
+        flowing: bool,
     ) -> None:
-        self._capture = capture
+        self._capture, self._flowing = capture, flowing
         self.tracer = capture.tracer
         self.tracer.timed = len(calls) == 1
         self._ops = OpRecorder(self.tracer, made)
@@ -135,7 +143,7 @@ class _Recorded:
 
     def carry_out(self, model: nn.Module) -> Capture:
         """Run the model; what is known then."""
-        with same_chances(), torch.no_grad(), laid_open(model):
+        with same_chances(), torch.no_grad(), laid_open(model, self.tracer.sizes):
             try:
                 self._run(model)
             finally:
@@ -153,25 +161,42 @@ class _Recorded:
             self._follow(module, name)
         for one, other in self._swapped:
             _swap(model, one, other)
-        before = _left_in(names)
-        for call in self._calls:
+        before = _left_in(names) if any(call.again for call in self._calls) else []
+        for number, call in enumerate(self._calls):
             if call.again and before == _left_in(names):
                 self._capture.outputs.append([])
                 continue
             for module in names:
                 module.__dict__["training"] = call.training
+            for owner, name, value in call.attributes:
+                model.get_submodule(owner).__dict__[name] = value
+            if call.beside is not None:
+                self._call_beside(model, *call.beside)
             args, kwargs = arguments(self._input(call.example))
             self.tracer.sizes.judges = not call.training  # a cut is exact if what it puts out is, in eval mode
             functions = FunctionRecorder(self.tracer, self._ops, self._contrary)
-            self._numbers = Numbers(model) if self.tracer.timed else None
+            self._numbers = Numbers(model, sizes=self.tracer.sizes) if self.tracer.timed else None
             with self.mode or nullcontext(), self._ops, functions:
-                self.tracer.said.update(_said_of_weights(names))
+                if not number:
+                    self.tracer.said.update(_said_of_weights(names))
                 with self._numbers or nullcontext():
                     output = model(*args, **kwargs)
             self._capture.numbers = self._capture.numbers or self._numbers
             self._capture.turned |= set(self._contrary) - functions.contrary
-            self._outputs(model, output)
+            self._outputs(model, output, call.asked)
         self._capture.rewritten |= {n for n, at in self._capture.places.items() if self._replaced(model, at)}
+
+    def _call_beside(self, model: nn.Module, method: str, owners: Sequence[str]) -> None:
+        """Let modules call another method, too, with those of forward's arguments that it takes by name."""
+
+        def call(module: Any, args: Any, kwargs: Any, _output: Any) -> None:
+            given = inspect.signature(module.forward).bind(*args, **kwargs).arguments
+            taken = inspect.signature(getattr(module, method)).parameters
+            made = getattr(module, method)(**{name: given[name] for name in taken if name in given})
+            self._capture.unasked += [dim for tensor in tensors_in(made) for dim in layouts_of(tensor)]
+
+        for owner in owners:
+            model.get_submodule(owner).register_forward_hook(call, with_kwargs=True)
 
     def _replaced(self, model: nn.Module, place: Place) -> bool:
         """Whether a plain attribute no longer holds what it was given."""
@@ -189,12 +214,16 @@ class _Recorded:
             tracer.module = name
             if self._numbers is not None:
                 self._numbers.entered(name)
-            flow.extend(layout for tensor in tensors_in(given) for layout in layouts_of(tensor))
+            pass_on(given)
 
         def leave(_module: Any, _args: Any, output: Any) -> None:
             if around:
                 tracer.module = around.pop()
-            flow.extend(layout for tensor in tensors_in(output) for layout in layouts_of(tensor))
+            pass_on(output)
+
+        def pass_on(tensors: Any) -> None:
+            if self._flowing:
+                flow.extend(layout for tensor in tensors_in(tensors) for layout in layouts_of(tensor))
 
         module.register_forward_pre_hook(enter, prepend=True, with_kwargs=True)
         module.register_forward_hook(leave, prepend=True, always_call=True)
@@ -250,7 +279,7 @@ class _Recorded:
 
         return mapped(example, stand_in)
 
-    def _outputs(self, model: nn.Module, output: Any) -> None:
+    def _outputs(self, model: nn.Module, output: Any, asked: bool) -> None:
         outputs = list(tensors_in(handed_out(model, output)))
         if not outputs:
             raise TraceError(
@@ -262,8 +291,9 @@ class _Recorded:
             value = known(tensor)
             if value is not None:
                 value.tie_rows()
-                for dim in value.dims:
-                    fix(dim, "a dimension of the model's output")
+                self._capture.unasked += () if asked else value.dims
+                for dim in value.dims if asked else ():
+                    fix(dim, OUTPUT)
 
 
 def _said_of_weights(names: Mapping[nn.Module, str]) -> Iterator[tuple[Place, Expr]]:

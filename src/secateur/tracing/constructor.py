@@ -169,6 +169,7 @@ def without_weights(most: float = math.inf, *, meta: bool = True) -> Iterator[No
 
 _FILLING = "normal_ uniform_ fill_ zero_ erfinv_ clamp_ mul_ add_"
 _FILL = {getattr(Tensor, name) for name in _FILLING.split()}
+_FILL |= {nn.init.uniform_, nn.init.normal_, nn.init.constant_, nn.init.kaiming_uniform_}
 
 
 class _Unfilled(TorchFunctionMode):
@@ -176,8 +177,10 @@ class _Unfilled(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, _types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        if func in _FILL and args[0].is_meta and not any(isinstance(a, Tensor) for a in (*args[1:], *kwargs.values())):
-            return args[0]
+        if func in _FILL:
+            given = [*args, *kwargs.values()]
+            if given[0].is_meta and not any(isinstance(other, Tensor) for other in given[1:]):
+                return given[0]
         return func(*args, **kwargs)
 
 

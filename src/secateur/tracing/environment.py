@@ -12,23 +12,25 @@ from unittest.mock import patch
 from torch import nn
 
 from secateur.compat import FAKE_LOGGER
+from secateur.sizes.explain import Explainer
 from secateur.sizes.size import Size
 from secateur.state.leftovers import CACHED, classes
 from secateur.state.patches import OWN_ATTENTION, SLOW_ATTENTION, UNSCRIPTED, Patch, patched
 
 # These read the digits of an int and never ask it for its value as a float.
 _DIGIT_READERS = ("log", "log2", "log10", "isqrt", "gcd", "lcm", "comb", "perm", "factorial")
+_OTHERS = ("sqrt", "exp", "pow")  # do, but what they make of it is a number of which the size has told, too
 
 
 @contextmanager
-def laid_open(model: nn.Module) -> Iterator[None]:
+def laid_open(model: nn.Module, sizes: Explainer | None = None) -> Iterator[None]:
     """Scripted functions run as Python, attention as single ops, caches do not answer, and functions of `math` say
-    which sizes they read.
+    which sizes they read, and tell `sizes` what they make of them.
 
     What goes wrong is raised, so torch's own account of it, a log with a traceback, is left out.
     """
     silent = patch.object(logging.getLogger(FAKE_LOGGER), "disabled", True)
-    with silent, patched(UNSCRIPTED, SLOW_ATTENTION, OWN_ATTENTION, *_TELLING, *uncached(model)):
+    with silent, patched(UNSCRIPTED, SLOW_ATTENTION, OWN_ATTENTION, *_telling(sizes), *uncached(model)):
         yield
 
 
@@ -48,12 +50,19 @@ def _caches(home: str) -> Iterator[Patch]:
             yield from ((value, key, method.__wrapped__) for key, method in methods)
 
 
-def _telling(function: Callable[..., Any]) -> Callable[..., Any]:
+_READERS = {name: getattr(math, name) for name in (*_DIGIT_READERS, *_OTHERS)}
+
+
+def _telling(sizes: Explainer | None) -> list[Patch]:
+    return [(math, name, _told(function, sizes)) for name, function in _READERS.items()]
+
+
+def _told(function: Callable[..., Any], sizes: Explainer | None) -> Callable[..., Any]:
     @functools.wraps(function)
     def told(*args: Any) -> Any:
-        return function(*(int(a) if isinstance(a, Size) else a for a in args))
+        result = function(*(int(a) if isinstance(a, Size) else a for a in args))
+        if sizes is not None and type(result) is float and any(isinstance(a, Size) or sizes.is_told(a) for a in args):
+            sizes.tell(result)
+        return result
 
     return told
-
-
-_TELLING: list[Patch] = [(math, name, _telling(getattr(math, name))) for name in _DIGIT_READERS]

@@ -259,22 +259,28 @@ class Equations:
                 atoms = self.atoms_of(constraint.left, constraint.right)
                 if not atoms:
                     continue
-                if self._only_whole(constraint, atoms):
-                    self.whole |= dict.fromkeys(atoms, _reason(constraint, names()))
+                whole = self._only_whole(constraint, atoms)
+                if whole:
+                    self.whole |= dict.fromkeys(whole, _reason(constraint, names()))
                     changed = True
-                else:
+                if len(whole) < len(atoms):
                     rest.append(constraint)
             constraints = rest
             if not changed:
                 return constraints
 
-    def _only_whole(self, constraint: Constraint, atoms: list[Atom]) -> bool:
-        """Whether a constraint holds only where its axes, one or two small ones, lose nothing."""
+    def _only_whole(self, constraint: Constraint, atoms: list[Atom]) -> set[Atom]:
+        """Those of its axes, one or two small ones, that lose nothing wherever a constraint holds."""
         if len(atoms) > 2 or math.prod(atom.size for atom in atoms) > max(_PAIRS, atoms[0].size):
-            return False
-        whole = tuple(atom.size for atom in atoms)
-        tries = itertools.product(*(range(1, size + 1) for size in whole))
-        return not any(self.holds(constraint, dict(zip(atoms, n, strict=True))) for n in tries if n != whole)
+            return set()
+        found = {*atoms}
+        for sizes in itertools.product(*(range(1, atom.size + 1) for atom in atoms)):
+            counts = dict(zip(atoms, sizes, strict=True))
+            if any(counts[atom] < atom.size for atom in found) and self.holds(constraint, counts):
+                found -= {atom for atom in atoms if counts[atom] < atom.size}
+                if not found:
+                    break
+        return found
 
 
 def _size_program(layout: Layout) -> Program:

@@ -112,10 +112,11 @@ def with_mask(model: nn.Module, example: Any) -> Any:
     batch, length = words.shape[:2]
     dtype = next((p.dtype for p in model.parameters() if p.is_floating_point()), torch.float32)
     mask = torch.zeros(batch, 1, 1, length, dtype=dtype, device=words.device)
-    return {**given, "attention_mask": mask} if set(given) <= _by_name(signature) else example
+    return {**given, "attention_mask": mask} if set(given) <= by_name(signature) else example
 
 
-def _by_name(signature: inspect.Signature) -> set[str]:
+def by_name(signature: inspect.Signature) -> set[str]:
+    """The parameters that can be given by name."""
     kinds = inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY
     return {name for name, p in signature.parameters.items() if p.kind in kinds}
 

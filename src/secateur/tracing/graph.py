@@ -10,11 +10,13 @@ from typing import Any
 import numpy as np
 from torch import nn
 
+from secateur.arguments import an_instance
 from secateur.axes import Atom, Layout, Polynomial, atoms, fix, free_atoms, inherent, owned, resolve, why_fixed
 from secateur.sizes.size import places
 from secateur.state.held import Place, read
 from secateur.tracing.capture import Capture
 from secateur.tracing.equations import Constraint, Equations
+from secateur.tracing.followers import tie_followers
 from secateur.tracing.naming import hint_attention, name_axes
 from secateur.tracing.source import Source
 from secateur.tracing.stated import Stated, stated_sizes
@@ -142,6 +144,9 @@ class Graph:
         return "\n".join(lines)
 
 
+GRAPH = an_instance(Graph, "a Graph, which secateur.trace(model, example) makes")
+
+
 def _keep_tables(capture: Capture) -> None:
     """Fix the part of a table that was not looked up, which a longer input would need.
 
@@ -170,22 +175,24 @@ def _keep_given(capture: Capture) -> None:
 
 def _keep_computed(stated: Sequence[Stated], own_dims: Mapping[str, tuple[Layout, ...]]) -> None:
     """Fix what has the size of an attribute that code which no run reached computes with."""
-    for one in stated:
-        for dim in (dim for name in one.tensors for dim in own_dims[name] if one.computed and dim.size == one.value):
-            fix(
-                dim,
-                f"{one.place} is its size, and code that no run reached computes with it ({one.computed}); "
-                "give an example that runs it (secateur.Examples)",
-            )
+    for one in (one for one in stated if one.computed):
+        why = f"code that no run reached computes with it ({one.computed})"
+        remedy = "give an example that runs it (secateur.Examples), or let it ask a tensor"
+        if one.shared:
+            why, remedy = f"code reads it from the class ({one.computed})", "hold it in the model itself"
+        for dim in (dim for name in one.tensors for dim in own_dims[name] if dim.size == one.value):
+            fix(dim, f"{one.place} is its size, and {why}; {remedy}")
 
 
 def build(model: nn.Module, examples: Sequence[Any], capture: Capture, unseen: Sequence[Unseen] = ()) -> Graph:
     """Solve the sizes, find the sites of every free axis, name them."""
+    tie_followers(model, capture)
     protect(model, capture)
     _keep_given(capture)
     _keep_tables(capture)
     own_dims = {name: value.dims for name, value in capture.values.items()}
-    stated = tuple(stated_sizes(model, own_dims, {p for expr in capture.tracer.sizes.exprs() for p in places(expr)}))
+    read_by_runs = (*capture.tracer.sizes.exprs(), *capture.tracer.sizes.leaks)
+    stated = tuple(stated_sizes(model, own_dims, {place for expr in read_by_runs for place in places(expr)}))
     _keep_computed(stated, own_dims)
     first_sites = cache(partial(_first_sites, own_dims))
     equations = Equations.of(capture.tracer, lambda place: int(read(model, place)), first_sites)

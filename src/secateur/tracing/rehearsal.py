@@ -4,16 +4,21 @@ A size tells of its use, but not of all: in `4.0 / x.shape[-1]` and `8.5 < x.sha
 size; NumPy and text answer with what has no memory. What depends on sizes shows when they change: the model runs once
 more on fake tensors, with every axis halved. A number that a torch function is then given for another one is made of
 sizes; and if other modules run, other functions are called, or the model fails, then the axis must stay whole.
-Reasons to do so are a size that was made into text or a key, and a number that no attribute and no code accounts for.
+Reasons to do so are a size that was made into text or a key, and a number that no attribute, no code and no size, by
+arithmetic of its own, accounts for.
 """
 
 from __future__ import annotations
 
+import ast
 import dis
+import inspect
 import math
 import sys
+import textwrap
 import weakref
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
 from types import CodeType, FrameType
@@ -26,7 +31,7 @@ from torch import Tensor, nn
 from secateur.axes import Atom, Layout, size_after
 from secateur.compat import FakeTensor, FakeTensorMode, TorchDispatchMode, TorchFunctionMode
 from secateur.nn.attention import MultiheadAttention
-from secateur.sizes.explain import Ear, Explainer, constants, each_number, is_capture
+from secateur.sizes.explain import Ear, Explainer, constants, each_number, is_capture, of_the_model
 from secateur.sizes.size import Attr, Size
 from secateur.state.chances import same_chances
 from secateur.state.held import Place
@@ -41,6 +46,9 @@ Number = int | float | complex
 NumberCall = tuple[str, tuple[Number | None, ...]]  # a function and the plain numbers it was given; None: a size
 _READS = {"__get__", "device.default"}  # of what a tensor is, by whomever
 _MOST_TRIALS = 32  # to find the axes that must stay whole
+_OF_MATH = frozenset(("pi", "e", "tau", "sqrt", "exp", "log", "log2", "log10", "sin", "cos", "tanh", "radians"))
+_FLOATS = map(torch.finfo, (torch.float64, torch.float32, torch.float16, torch.bfloat16))
+_LIMITS = {math.inf, -math.inf, *(n for f in _FLOATS for n in (f.min, f.max, f.eps, f.tiny))}  # masks are made of these
 _DEEPEST = 60  # frames that are asked whether a number is one of their constants
 
 
@@ -60,8 +68,11 @@ class Numbers(TorchFunctionMode):
     """Notes the modules that run, the torch functions that are called and the plain numbers that these are given, or
     compares them with those of a run."""
 
-    def __init__(self, model: nn.Module, known: Sequence[NumberCall] | None = None) -> None:
+    def __init__(
+        self, model: nn.Module, known: Sequence[NumberCall] | None = None, sizes: Explainer | None = None
+    ) -> None:
         super().__init__()
+        self._sizes = sizes or Explainer()  # which knows what numbers are made of sizes
         self.calls: list[NumberCall] = []
         self.unaccounted = False  # whether some number is neither held by the model nor written in its code
         self._held = {v for m in model.modules() for v in m.__dict__.values() if type(v) is float}
@@ -83,7 +94,11 @@ class Numbers(TorchFunctionMode):
         return func(*args, **(kwargs or {}))
 
     def _held_or_written(self, number: Number | None) -> bool:
-        return number is None or (type(number) is float and number in self._held) or _written(number)
+        if number is None or self._sizes.is_told(number):
+            return True
+        if type(number) is not float:
+            return _written(number)
+        return number in self._held or number in _LIMITS or _written(number) or _comes_of_constants(number)
 
     def _note(self, name: str, numbers: tuple[Number | None, ...]) -> None:
         self.calls.append((name, numbers))
@@ -139,6 +154,41 @@ def _beside(code: CodeType, at: int) -> frozenset[tuple[type, complex]]:
     first, last = lines[at // 2]
     loads = [i for i in dis.get_instructions(code) if i.opname == "LOAD_CONST"]
     return frozenset(each_number([i.argval for i in loads if first <= lines[i.offset // 2][0] <= last]))
+
+
+def _comes_of_constants(number: float) -> bool:
+    """Whether a number is what constants and functions of `math` come to on the line of the model that is running."""
+    frame = of_the_model(3)
+    return frame is not None and (frame.f_lineno, number) in _constant_values(frame.f_code)
+
+
+@cache
+def _constant_values(code: CodeType) -> frozenset[tuple[int, float]]:
+    """The lines of some code, each with what its expressions come to that are made of nothing but constants."""
+    try:
+        tree = ast.parse(textwrap.dedent(inspect.getsource(code)))
+    except Exception:  # it was typed in or made by code, or is part of a line
+        return frozenset()
+    found = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call | ast.BinOp) and all(map(_is_constant, ast.walk(node))):
+            with suppress(ArithmeticError, ValueError, AttributeError, TypeError):
+                value = eval(compile(ast.Expression(node), "", "eval"), {"__builtins__": {}, "math": math})
+                lines = range(node.lineno, (node.end_lineno or node.lineno) + 1)
+                found |= {(code.co_firstlineno - 1 + line, value) for line in lines}
+    return frozenset(found)
+
+
+def _is_constant(node: ast.AST) -> bool:
+    """Whether part of an expression is a number, arithmetic or something of the module `math`."""
+    if isinstance(node, ast.Name):
+        return node.id == "math"
+    if isinstance(node, ast.Call):
+        return isinstance(node.func, ast.Attribute) and not node.keywords
+    if isinstance(node, ast.Attribute):
+        return node.attr in _OF_MATH
+    kinds = ast.BinOp, ast.UnaryOp, ast.Add, ast.Sub, ast.Mult, ast.Div, ast.USub, ast.Load
+    return isinstance(node, kinds) or (isinstance(node, ast.Constant) and type(node.value) in (int, float))
 
 
 class _Trial:

@@ -20,16 +20,18 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 from torch import nn
 
 from secateur.axes import Layout
-from secateur.state.held import Place, is_number
+from secateur.state.held import Place, Walk, is_number
 
 _AT_FIRST = frozenset(  # what sets up weights, or only speaks of them
     ("__init__", "__repr__", "extra_repr", "reset_parameters", "_reset_parameters", "init_weights", "_init_weights")
 )
 _ADDS = frozenset(("append", "extend", "insert", "update"))
+_DESCRIBED = frozenset(("transformers", "diffusers", "timm", "torchvision"))
 _OF_SIZES = (ast.Add, ast.Sub, ast.Mult, ast.FloorDiv, ast.Mod)  # a power or a quotient is no size
 
 
@@ -37,33 +39,73 @@ _OF_SIZES = (ast.Add, ast.Sub, ast.Mult, ast.FloorDiv, ast.Mod)  # a power or a 
 class Stated:
     """An attribute that no run read, and the tensors whose size it is by what the constructor says.
 
-    `computed` is where other code computes with it, as file and line; empty if none does.
+    `computed` is where other code computes with it, as file and line; empty if none does. What a class holds for all
+    its models is `shared`, and cannot follow.
     """
 
     place: Place
     value: int
     tensors: tuple[str, ...]
     computed: str
+    shared: bool = False
 
 
 def stated_sizes(model: nn.Module, dims: Mapping[str, Sequence[Layout]], known: Collection[Place]) -> Iterator[Stated]:
     """Those of all modules whose code is not torch's own; `known` are the places that a run has read."""
     codes: dict[type[nn.Module], _Code] = {}
-    below = tensors_below(dims)
+    modules, below = dict(model.named_modules()), tensors_below(dims)
     sizes = {name: {dim.size for dim in each} for name, each in dims.items()}
-    for owner, module in model.named_modules():
-        kind, start = type(module), f"{owner}." if owner else ""
-        for name, value in () if is_torchs(kind) else list(module.__dict__.items()):
-            place = Place(owner, (name,))
-            if not is_number(value) or value < 2 or place in known:
-                continue
-            if kind not in codes:
-                codes[kind] = _Code(kind)
-            parts = [start + child for child in codes[kind].made_with(name)]
-            fitting = (t for t in below.get(owner, ()) if parts and value in sizes[t])
-            tensors = tuple(t for t in fitting if any(t == part or t.startswith(f"{part}.") for part in parts))
-            if tensors:
-                yield Stated(place, value, tensors, codes[kind].computed(name))
+    for place, value, shared in _numbers(model):
+        module, start = modules[place.owner], f"{place.owner}." if place.owner else ""
+        kind = type(module)
+        if value < 2 or place in known:
+            continue
+        if kind not in codes:
+            codes[kind] = _Code(kind)
+        path = place.path[0], _text(place.path[1:])
+        parts = [start + child for child in codes[kind].made_with(*path)]
+        if not parts and len(place.path) == 2 and isinstance(place.path[1], int) and codes[kind].goes_through(path[0]):
+            parts = [start + child for child in (*module._modules, *module._parameters)]
+        fitting = (t for t in below.get(place.owner, ()) if parts and value in sizes[t])
+        tensors = tuple(t for t in fitting if any(t == part or t.startswith(f"{part}.") for part in parts))
+        if tensors:
+            ones = frozenset(key for key, one in vars(module).items() if is_number(one) and one == 1)
+            yield Stated(place, value, tensors, codes[kind].computed(*path, ones, shared), shared)
+
+
+def _numbers(model: nn.Module) -> Iterator[tuple[Place, int, bool]]:
+    """The whole numbers that modules hold, also in configs, and those that their classes hold: where, and whether so.
+
+    What is in the configs of libraries is known from how these build a model.
+    """
+    found: list[tuple[Place, int]] = []
+    modules = dict(model.named_modules())
+
+    def look(value: Any, place: Place) -> Any:
+        if is_number(value):
+            found.append((place, value))
+        return value
+
+    Walk(model).replace(look)
+    for place, value in found:
+        kind = type(modules[place.owner])
+        if not is_torchs(kind) and (len(place.path) == 1 or kind.__module__.partition(".")[0] not in _DESCRIBED):
+            yield place, value, False
+    for owner, module in modules.items():
+        for kind in type(module).__mro__:
+            for name, value in () if is_torchs(kind) else vars(kind).items():
+                if is_number(value) and name not in vars(module):
+                    yield Place(owner, (name,)), value, True
+
+
+def _text(path: Sequence[Any]) -> str:
+    """The rest of a path as it is written in code.
+
+    >>> from secateur.state.held import Key
+    >>> _text(("model", Key("width"), 0))
+    ".model['width'][0]"
+    """
+    return "".join(f".{step}" if isinstance(step, str) else f"[{step}]" for step in path)
 
 
 def tensors_below(tensors: Iterable[str]) -> dict[str, list[str]]:
@@ -85,47 +127,66 @@ class _Code:
     """What the source of a class, and of those that it is derived from, says about an attribute."""
 
     def __init__(self, kind: type[nn.Module]) -> None:
-        every = [function for base in kind.__mro__ if not is_torchs(base) for function in _functions(base)]
+        self._every = every = [f for base in kind.__mro__ if not is_torchs(base) for f in functions_of(base)]
         self._constructors = [function for function in every if function.__name__ == "__init__"]
         first = {*_AT_FIRST, *(name for function in self._constructors for name in function.__code__.co_names)}
         self._others = [function for function in every if function.__name__ not in first]
         self.made_with = cache(self._made_with)
         self.computed = cache(self._computed)
 
-    def _made_with(self, attribute: str) -> frozenset[str]:
-        """The other attributes that constructors make with its value."""
+    def _made_with(self, attribute: str, rest: str) -> frozenset[str]:
+        """The other attributes that constructors make with its value, or that of something in it."""
         return frozenset(
             child
             for function in self._constructors
-            if attribute in function.__code__.co_names and (tree := _parsed(function)) is not None
-            for child in _made_with(tree, attribute)
+            if attribute in function.__code__.co_names and (tree := parsed(function)) is not None
+            for child in _made_with(tree, attribute, rest)
         )
 
-    def _computed(self, attribute: str) -> str:
-        """Where code other than that computes with it: file and line, or nothing."""
+    def goes_through(self, attribute: str) -> bool:
+        """Whether constructors and other code read an attribute: a list of sizes, of which a loop makes layers."""
+        readers = {f.__name__ == "__init__" for f in self._every if attribute in f.__code__.co_names}
+        return len(readers) == 2
+
+    def _computed(self, attribute: str, rest: str, ones: frozenset[str], read: bool) -> str:
+        """Where code other than that computes with it, or reads it at all: file and line, or nothing.
+
+        What holds 1 changes nothing.
+        """
         for function in self._others:
-            if attribute in function.__code__.co_names and (tree := _parsed(function)) is not None:
+            if attribute in function.__code__.co_names and (tree := parsed(function)) is not None:
                 me = tree.args.args[0].arg
                 above = {child: node for node in ast.walk(tree) for child in ast.iter_child_nodes(node)}
-                for node in above:
-                    if _own(node, me) == attribute and _computes(node, above):
-                        line = function.__code__.co_firstlineno + getattr(node, "lineno", 1) - 1
-                        return f"{Path(function.__code__.co_filename).name}:{line}"
+                same, ones_here = _texts(tree, attribute, rest), {f"{me}.{one}" for one in ones}
+                for node in (n for n in above if isinstance(n, ast.expr) and ast.unparse(n) in same):
+                    if read or _computes(node, above, ones_here):
+                        return f"{Path(function.__code__.co_filename).name}:{_line(function, node)}"
         return ""
 
 
-def _made_with(tree: ast.FunctionDef, attribute: str) -> Iterator[str]:
+def _line(function: types.FunctionType, node: ast.expr) -> int:
+    return function.__code__.co_firstlineno + node.lineno - 1
+
+
+def _texts(tree: ast.FunctionDef, attribute: str, rest: str) -> set[str]:
+    """The ways in which a function writes a number that is an attribute, or in one: also by names of its own."""
+    me, made = tree.args.args[0].arg, list(assigned(tree))
+    found = {f"{me}.{attribute}{rest}"}
+    for one, other in (*made, *((value, to) for to, value in made)):
+        if own_name(one, me) == attribute and isinstance(other, ast.Name):
+            found.add(other.id + rest)
+    return found | {to.id for to, value in made if isinstance(to, ast.Name) and ast.unparse(value) in found}
+
+
+def _made_with(tree: ast.FunctionDef, attribute: str, rest: str) -> Iterator[str]:
     """The attributes that a constructor makes by calls that are given the value of another one."""
-    me = tree.args.args[0].arg
-    assigned = list(_assigned(tree))
-    called = {f"{me}.{attribute}"}
-    called |= {value.id for to, value in assigned if _own(to, me) == attribute and isinstance(value, ast.Name)}
-    for to, value in assigned:
-        if (child := _own(to, me)) and child != attribute and not called.isdisjoint(_arguments(value)):
+    me, called = tree.args.args[0].arg, _texts(tree, attribute, rest)
+    for to, value in assigned(tree):
+        if (child := own_name(to, me)) and child != attribute and not called.isdisjoint(_arguments(value)):
             yield child
     for node in ast.walk(tree):
         adds = node.func if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) else None
-        child = _own(adds.value, me) if adds is not None and adds.attr in _ADDS else ""
+        child = own_name(adds.value, me) if adds is not None and adds.attr in _ADDS else ""
         if child and not called.isdisjoint(_arguments(node)):
             yield child
 
@@ -135,7 +196,8 @@ def is_torchs(kind: type) -> bool:
     return kind.__module__.partition(".")[0] in ("torch", "builtins")
 
 
-def _functions(kind: type) -> Iterator[types.FunctionType]:
+def functions_of(kind: type) -> Iterator[types.FunctionType]:
+    """The methods of a class itself, those behind properties included."""
     for item in vars(kind).values():
         function = item.fget if isinstance(item, property) else item
         function = inspect.unwrap(function) if isinstance(function, types.FunctionType) else None
@@ -143,7 +205,7 @@ def _functions(kind: type) -> Iterator[types.FunctionType]:
             yield function
 
 
-def _parsed(function: types.FunctionType) -> ast.FunctionDef | None:
+def parsed(function: types.FunctionType) -> ast.FunctionDef | None:
     """The source of a method, if there is any."""
     try:
         tree = ast.parse(textwrap.dedent(inspect.getsource(function))).body[0]
@@ -152,14 +214,14 @@ def _parsed(function: types.FunctionType) -> ast.FunctionDef | None:
     return tree if isinstance(tree, ast.FunctionDef) and tree.args.args else None
 
 
-def _own(node: ast.AST, me: str) -> str:
+def own_name(node: ast.AST, me: str) -> str:
     """The name in `self.name`."""
     if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == me:
         return node.attr
     return ""
 
 
-def _assigned(tree: ast.AST) -> Iterator[tuple[ast.expr, ast.expr]]:
+def assigned(tree: ast.AST) -> Iterator[tuple[ast.expr, ast.expr]]:
     """What is assigned to what; `a, b = c, d` one by one."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Assign | ast.AnnAssign) and node.value is not None:
@@ -179,15 +241,19 @@ def _arguments(node: ast.AST) -> Iterator[str]:
                     yield ast.unparse(one)
 
 
-def _computes(node: ast.AST, above: Mapping[ast.AST, ast.AST]) -> bool:
+def _computes(node: ast.AST, above: Mapping[ast.AST, ast.AST], ones: Collection[str]) -> bool:
     """Whether a number goes into arithmetic of sizes or bounds a slice, before it is given to anything."""
     while (parent := above.get(node)) is not None:
-        if isinstance(parent, ast.Slice) or (isinstance(parent, ast.BinOp) and isinstance(parent.op, _OF_SIZES)):
+        if isinstance(parent, ast.Slice):
             return True
+        if isinstance(parent, ast.BinOp) and isinstance(parent.op, _OF_SIZES):
+            by_one = isinstance(parent.op, ast.FloorDiv | ast.Mult) and ast.unparse(parent.right) in ones
+            if not by_one:
+                return True
         if isinstance(parent, ast.Call | ast.stmt):
             return False
         node = parent
     return False
 
 
-__all__ = ["Stated", "is_torchs", "stated_sizes", "tensors_below"]
+__all__ = ["Stated", "assigned", "functions_of", "is_torchs", "own_name", "parsed", "stated_sizes", "tensors_below"]

@@ -55,7 +55,7 @@ class Tracer:
     unknown: dict[str, int] = field(default_factory=dict)
     decisions: dict[str, None] = field(default_factory=dict)  # where numbers were read from data
     ops: int = 0
-    timed: bool = True  # whether ops are remembered one by one
+    timed: bool = True  # whether ops are remembered one by one, with what they cost
     module: str = ""
 
     def shape_of(self, tensor: Tensor, shape: torch.Size) -> torch.Size:
@@ -126,7 +126,7 @@ class Tracer:
 
     def _spend(self, found: Record, call: Call, result: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> None:
         """Note what a call costs."""
-        cost = found.parts.get("cost")
+        cost = found.parts.get("cost") if self.timed else None
         for layouts in () if cost is None else cost(result, *args, **kwargs):
             self.costs.append(OpCost(self.module, call.name, layouts))
 

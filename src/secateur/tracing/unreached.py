@@ -21,10 +21,10 @@ _REASON = "not used when the model ran on the example"
 
 def idle_modules(model: nn.Module, capture: Capture) -> list[str]:
     """The outermost modules with parameters none of which any run has used."""
-    used = {name for name, value in capture.values.items() if value.used}
+    used = {id(p) for name, p in model.named_parameters() if capture.values[name].used}
     found: list[str] = []
     for name, module in model.named_modules():
-        own = [f"{name}.{key}" if name else key for key, _ in module.named_parameters()]
+        own = [id(p) for p in module.parameters()]
         if own and used.isdisjoint(own) and not any(name.startswith(f"{outer}.") for outer in found):
             found.append(name)
     return found
@@ -33,12 +33,13 @@ def idle_modules(model: nn.Module, capture: Capture) -> list[str]:
 def alike_beside(model: nn.Module, name: str) -> list[str]:
     """The modules beside one that are of the same class, with parameters of the same names and shapes."""
     home, _, own = name.rpartition(".")
-    form = _form(model.get_submodule(name))
+    own_form = form(model.get_submodule(name))
     beside = model.get_submodule(home).named_children() if name else ()
-    return [f"{home}.{key}" if home else key for key, other in beside if key != own and _form(other) == form]
+    return [f"{home}.{key}" if home else key for key, other in beside if key != own and form(other) == own_form]
 
 
-def _form(module: nn.Module) -> object:
+def form(module: nn.Module) -> object:
+    """What two modules have in common that are built alike."""
     return type(module), {name: tensor.shape for name, tensor in module.named_parameters()}
 
 
@@ -147,4 +148,4 @@ def _matches(dims: list[Layout], flowing: list[Layout]) -> list[tuple[Layout, La
     return [(dim, layout) for dim in dims for layout in distinct.values() if layout.size == dim.size]
 
 
-__all__ = ["alike_beside", "idle_modules", "protect"]
+__all__ = ["alike_beside", "form", "idle_modules", "protect"]

@@ -2,8 +2,9 @@
 
 One run is one witness: a loop with one step, a branch that only long inputs take, code for training, a table that a
 second call finds too short are not seen in it. So the model is called again, with inputs of other sizes, twice in a
-row, and in training mode; what data decides is decided the other way; modules that no run has reached take the place of
-others of their kind that were. A call that the model refuses shows nothing. What no run showed is said.
+row, in training mode, and with other settings; what data decides is decided the other way; modules that no run has
+reached take the place of others of their kind that were. A call that the model refuses shows nothing. What no run
+showed is said.
 """
 
 from __future__ import annotations
@@ -16,8 +17,8 @@ from typing import Any
 
 from torch import nn
 
-from secateur.axes import atoms
-from secateur.tracing.capture import Capture, InputDim, ModelCall, Swaps
+from secateur.axes import atoms, fix
+from secateur.tracing.capture import OUTPUT, Capture, InputDim, ModelCall, Swaps
 from secateur.tracing.examples import (
     Dims,
     arguments,
@@ -29,10 +30,12 @@ from secateur.tracing.examples import (
     with_rest,
 )
 from secateur.tracing.runs import join
+from secateur.tracing.settings import fewer_arguments, other_arguments, other_attributes, other_methods
 from secateur.tracing.unreached import alike_beside, idle_modules
 
 _MOST_SWAPS = 4  # runs in which modules that were not reached change places with others
 _DATA = "DataDependent"  # how torch says that fake tensors have no values
+_MOST_METHODS = 4  # that are called beside forward
 _MOST_DECISIONS = 4  # that are tried one at a time
 
 
@@ -71,17 +74,52 @@ class Variants:
         self.unseen: list[Unseen] = []
         self.both_ways: set[str] = set()  # lines whose decision was seen to come out either way
         self.accepted: list[Any] = []  # the example with other sizes, where the model takes such
+        self.shown: list[Any] = []  # the example with other choices of the caller's
 
     def add(self, example: Any) -> None:
         """Join what further runs show to what is known from that of an example."""
         idle = {*idle_modules(self._model, self._capture)}
         self._sizes(example)
+        self._settings(example)
         self._decisions(example)
         for _ in range(_MOST_SWAPS):
             swapped = list(_swaps(self._model, self._capture, idle))
             if not swapped or not self._joined([ModelCall(example)], swapped):
                 break
             self._capture.placed |= {name for name, _ in swapped}
+
+    def _settings(self, example: Any) -> None:
+        """Arguments left out or otherwise, attributes that code asks, and methods beside forward."""
+        for fewer in fewer_arguments(self._model, example):
+            self._joined([ModelCall(fewer)])
+        for other in other_arguments(self._model, example):
+            if self._chosen(ModelCall(other, asked=False)):
+                self.shown.append(other)
+        for setting in other_attributes(self._model):
+            changes = tuple((owner, setting.name, setting.value) for owner in setting.owners)
+            if not self._chosen(ModelCall(example, asked=False, attributes=changes)):
+                self.unseen.append(Unseen(f"what the code does when {setting}", setting.where))
+        for number, method in enumerate(other_methods(self._model)):
+            call = ModelCall(example, asked=False, beside=(method.name.rpartition(".")[2], method.owners))
+            if number >= _MOST_METHODS or not method.owners or not self._chosen(call):
+                self.unseen.append(Unseen(f"what {method.name} does, which forward does not call", method.where))
+
+    def _chosen(self, call: ModelCall) -> bool:
+        """Join a call by another choice; whether it ran.
+
+        What comes of it may be a hidden layer, which is cut as it would be without. What layers put out that only this
+        choice reaches is asked for by nobody else, and stays.
+        """
+        found = self._attempt([call])
+        if isinstance(found, Refused):
+            return False
+        new = [v for v in self._capture.values.values() if not v.used]
+        join(self._capture, found)
+        own = {atom for value in new if value.used for dim in value.dims for atom in atoms(dim)}
+        for layout in found.unasked:
+            if not own.isdisjoint(atoms(layout)):
+                fix(layout, OUTPUT)
+        return True
 
     def _decisions(self, example: Any) -> None:
         """What data decides is decided the other way: each alone, and all together."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -11,6 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from secateur.arguments import NAMES, a_function, a_number, an_instance, an_int, check_fields, optional
 from secateur.distributed import meet
 from secateur.errors import TrainingError
 from secateur.importance import Importance
@@ -23,7 +23,6 @@ from secateur.surgery.holders import averages
 from secateur.tracing import trace, unwrap
 from secateur.tracing.graph import Graph
 from secateur.training.dynamic import SparseMethod
-from secateur.training.dynamic.method import check_count
 from secateur.training.penalties import PenaltyMethod
 from secateur.training.penalty import Penalty
 from secateur.training.sparse_training import SparseTraining
@@ -133,7 +132,7 @@ class Cuts(What):
     parts: tuple[float, ...] = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
-        check_count("Cuts: every", self.every)
+        check_fields(self, TrainingError, every=an_int(1), schedule=optional(a_function("a function of a step")))
         object.__setattr__(self, "parts", levels(cubic(5) if self.schedule is None else self.schedule))
 
     def work(self, run: TrainingRun) -> Work:
@@ -192,6 +191,9 @@ class Learned(What):
     only: Sequence[str] = ()
     protect: Sequence[str] = ()
 
+    def __post_init__(self) -> None:
+        check_fields(self, TrainingError, steps=an_int(1, 2**53), strength=a_number(above=0))
+
     def work(self, run: TrainingRun) -> Work:
         graph = trace(run.model, self.example)
         chosen = {"only": self.only, "protect": self.protect}
@@ -249,6 +251,10 @@ class Masks(What):
     protect: Sequence[str] = ()
     cuts = False
 
+    def __post_init__(self) -> None:
+        known = an_instance(SparseMethod, "RigL(0.9), GMP(0.9) or the like")
+        check_fields(self, TrainingError, method=known, only=NAMES, protect=NAMES)
+
     def work(self, run: TrainingRun) -> Work:
         return _Masking(SparseTraining(run.model, None, self.method, only=self.only, protect=self.protect))
 
@@ -288,8 +294,7 @@ class Floor:
     value: float
 
     def __post_init__(self) -> None:
-        if isinstance(self.value, bool) or not isinstance(self.value, int | float) or not math.isfinite(self.value):
-            raise TrainingError(f"Floor: the lowest value that will do is a number, not {self.value!r}")
+        check_fields(self, TrainingError, metric=an_instance(str, "the name of a metric"), value=a_number())
 
     def missed(self, metrics: Mapping[str, Any]) -> bool:
         """Whether the metric is there and too low, or no number."""

@@ -2,72 +2,76 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
 from itertools import islice
 from typing import Any
 
 import torch
-from torch import Tensor
 from torch.utils.data import DataLoader, IterableDataset, RandomSampler, SequentialSampler, Subset
 
+from secateur.calibrate.blame import check_batch
+from secateur.calibrate.data import made_of
 from secateur.errors import TrainingError
 
 _PART = 10  # one batch of so many is held back
 _MOST = 8  # batches that are held back
+
+Numbered = tuple[int, Any]  # a batch, and which it is
 
 
 class TrainingData:
     """Batches to learn from and a few to judge by, which are never learnt from.
 
     >>> data = TrainingData([torch.full((1,), float(i)) for i in range(20)])
-    >>> len(data.held), [float(batch) for batch in data.held]
+    >>> len(data.held), [float(batch) for _, batch in data.held]
     (2, [0.0, 10.0])
-    >>> sorted(float(batch) for batch in data.once(seed=0))[:3]
-    [1.0, 2.0, 3.0]
+    >>> sorted(number for number, _ in data.once(seed=0))[:3]
+    [1, 2, 3]
 
-    A list is taken apart by batches and a `DataLoader` by the examples of its dataset. Of anything else every tenth
-    batch is left out, which keeps them apart as long as it gives the same examples in the same order each time.
+    Each comes with its number, and what `inputs` makes of it is looked at. A list is taken apart by batches and a
+    `DataLoader` by the examples of its dataset. Of anything else every tenth batch is left out, which keeps them apart
+    as long as it gives the same examples in the same order each time.
     """
 
-    def __init__(self, batches: Any) -> None:
-        self.held: list[Any]
-        self._again: Callable[[int], Iterable[Any]]
+    def __init__(self, batches: Any, inputs: Callable[[Any], Any] = lambda batch: batch) -> None:
+        held: Iterable[Numbered]
+        self._inputs = inputs
+        self._again: Callable[[int], Iterable[Numbered]]
         if _can_be_split(batches):
-            rest, held = _split(batches)
-            self.held = list(held)
-            self._again = lambda seed: rest
+            rest, kept = _split(batches)
+            held = enumerate(kept)
+            self._again = lambda seed: enumerate(rest)
         elif isinstance(batches, Sequence) and not isinstance(batches, str | bytes):
             chosen = _chosen(len(batches))
-            self.held = [batches[i] for i in chosen]
+            held = ((i, batches[i]) for i in chosen)
             others = [i for i in range(len(batches)) if i not in chosen]
-            self._again = lambda seed: (batches[others[i]] for i in _order(len(others), seed))
+            self._again = lambda seed: ((others[i], batches[others[i]]) for i in _order(len(others), seed))
         else:
-            make = _maker(batches)
-            self.held = list(islice(make(), 0, _PART * _MOST, _PART))
-            self._again = lambda seed: (b for i, b in enumerate(make()) if i % _PART or i >= _PART * _MOST)
+            make = partial(made_of, batches, "recover", TrainingError)
+            held = islice(enumerate(make()), 0, _PART * _MOST, _PART)
+            self._again = lambda seed: ((i, batch) for i, batch in enumerate(make()) if i % _PART or i >= _PART * _MOST)
+        self.held = list(self._looked_at(held))
         if not self.held or next(iter(self.once(0)), None) is None:
             raise TrainingError(
                 "recover: it takes two batches at least, one to learn from and one to judge by. A generator is used up "
                 "after one pass: give a list, a DataLoader, or the function that makes the generator"
             )
 
-    def once(self, seed: int) -> Iterator[Any]:
-        """Every batch to learn from, once."""
-        yield from self._again(seed)
+    def _looked_at(self, numbered: Iterable[Numbered]) -> Iterator[Numbered]:
+        for number, batch in numbered:
+            check_batch(self._inputs(batch), number, "recover")
+            yield number, batch
 
-    def stream(self, seed: int) -> Iterator[Any]:
+    def once(self, seed: int) -> Iterator[Numbered]:
+        """Every batch to learn from, once."""
+        yield from self._looked_at(self._again(seed))
+
+    def stream(self, seed: int) -> Iterator[Numbered]:
         """Batches without end."""
         while True:
             yield from self.once(seed)
             seed += 1
-
-
-def _maker(batches: Any) -> Callable[[], Iterable[Any]]:
-    if isinstance(batches, Tensor | str | bytes | Mapping) or not (isinstance(batches, Iterable) or callable(batches)):
-        raise TrainingError(
-            f"recover: batches is an iterable, such as a list or a DataLoader, not a {type(batches).__name__}"
-        )
-    return batches if callable(batches) and not isinstance(batches, Iterable) else lambda: batches
 
 
 def _chosen(n: int) -> list[int]:

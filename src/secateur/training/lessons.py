@@ -11,13 +11,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from secateur.calibrate.blame import batch_name, because
 from secateur.compensate.alike import missed
 from secateur.errors import TrainingError
-from secateur.importance.batches import because
 from secateur.planning.plans import Plan
 from secateur.state.held import named_tensors
 from secateur.tracing.examples import arguments, handed_out, tensors_in
 from secateur.training.features import Correspondence, correspondence, layer_outputs
+from secateur.training.holdout import Numbered
 
 _CACHED = 2**26  # numbers that the teacher said about batches that are held back, at most, to be kept
 _DROPOUT = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout, nn.FeatureAlphaDropout)
@@ -78,12 +79,12 @@ class Lessons:
         inputs: Callable[[Any], Any],
     ) -> None:
         self.model, self.teacher = model, teacher
-        self._plan, self._task, self._inputs = plan, task, inputs
+        self._plan, self._task, self.inputs = plan, task, inputs
         self._modes = [(module, module.training) for module in model.modules()]
-        self._held: Sequence[tuple[Any, Said | None]] = ()  # batches, and what the teacher says if that is kept
+        self._held: Sequence[tuple[Numbered, Said | None]] = ()  # batches, and what the teacher says if that is kept
         self.same = Correspondence()
 
-    def prepare(self, held: Sequence[Any]) -> None:
+    def prepare(self, held: Sequence[Numbered]) -> None:
         """Find layers that correspond, on the first batch that is held back; check that both models take them all."""
         self._set_modes()
         with torch.no_grad(), ExitStack() as stack:
@@ -96,7 +97,7 @@ class Lessons:
         with torch.no_grad():
             self._held = [(batch, self._run(self.teacher, batch) if keep else None) for batch in held]
 
-    def loss(self, batch: Any) -> Tensor:
+    def loss(self, batch: Numbered) -> Tensor:
         """What training makes smaller."""
         names = list(self.same.layers)
         with layer_outputs(self.model, names) as ours, layer_outputs(self.teacher, names) as theirs:
@@ -144,7 +145,7 @@ class Lessons:
             if isinstance(module, _DROPOUT) or hasattr(module, "drop_prob"):  # of whole paths
                 module.eval()
 
-    def _run(self, model: nn.Module, batch: Any) -> Said:
+    def _run(self, model: nn.Module, batch: Numbered) -> Said:
         return self._said(model, self._call(model, batch))
 
     def _said(self, model: nn.Module, output: Any) -> Said:
@@ -154,20 +155,21 @@ class Lessons:
         found = (tensor for tensor in tensors_in(handed_out(model, output)) if tensor.is_floating_point())
         return Said(tuple(found))
 
-    def _call(self, model: nn.Module, batch: Any) -> Any:
-        args, kwargs = arguments(self._inputs(batch))
+    def _call(self, model: nn.Module, batch: Numbered) -> Any:
         try:
+            args, kwargs = arguments(self.inputs(batch[1]))
             return model(*args, **kwargs)
         except Exception as error:  # any code of the user's may run here
             who = "the teacher" if model is self.teacher else "the model"
-            raise TrainingError(f"recover: {who} failed on a batch: {because(error)}") from error
+            raise TrainingError(f"recover: {who} failed on {batch_name(batch[0])}: {because(error)}") from error
 
-    def _asked(self, output: Any, batch: Any) -> Tensor:
+    def _asked(self, output: Any, batch: Numbered) -> Tensor:
         assert self._task is not None
         try:
-            found = self._task(output, batch)
+            found = self._task(output, batch[1])
         except Exception as error:
-            raise TrainingError(f"recover: task(output, batch) failed: {because(error)}") from error
+            which = batch_name(batch[0])
+            raise TrainingError(f"recover: task(output, batch) failed on {which}: {because(error)}") from error
         if not isinstance(found, Tensor) or found.numel() != 1:
             raise TrainingError(
                 f"recover: task(output, batch) gave {found!r:.60}; it is a loss, a tensor of one number"

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from secateur.arguments import a_number, check_fields
 from secateur.errors import TrainingError
 
 
@@ -35,11 +36,6 @@ class PenaltyMethod(ABC):
     @abstractmethod
     def __call__(self, view: View) -> Tensor:
         """The sum over all positions, to be multiplied by the strength."""
-
-
-def _number(name: str, value: object, low: float, high: float = float("inf")) -> None:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not low <= value < high:
-        raise TrainingError(f"{name} is a number from {low:g} to below {high:g}, not {value!r}")
 
 
 @dataclass(frozen=True)
@@ -76,7 +72,7 @@ class GReg(PenaltyMethod):
     needs_target = True
 
     def __post_init__(self) -> None:
-        _number("GReg: grow", self.grow, 0)
+        check_fields(self, TrainingError, grow=a_number(least=0))
 
     def __call__(self, view: View) -> Tensor:
         return 0.5 * self.grow * view.step * view.squares[view.doomed].sum()
@@ -96,7 +92,7 @@ class HalfSpace(PenaltyMethod):
     epsilon: float = 0.0
 
     def __post_init__(self) -> None:
-        _number("HalfSpace: epsilon", self.epsilon, 0, 1)
+        check_fields(self, TrainingError, epsilon=a_number(least=0, below=1))
 
     @property
     def half_space(self) -> float:
@@ -124,7 +120,7 @@ class Polarization(PenaltyMethod):
     needs_scales = True
 
     def __post_init__(self) -> None:
-        _number("Polarization: t", self.t, 0)
+        check_fields(self, TrainingError, t=a_number(least=0))
 
     def __call__(self, view: View) -> Tensor:
         assert view.scales is not None

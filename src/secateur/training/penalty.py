@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from secateur.arguments import Rule, a_number, an_instance, an_int, check, optional
 from secateur.errors import TrainingError
 from secateur.importance import Context
 from secateur.planning import plan
@@ -18,7 +19,7 @@ from secateur.planning.targets import Target
 from secateur.planning.zeros import can_die
 from secateur.schedule.schedules import course, cubic
 from secateur.tracing import unwrap
-from secateur.tracing.graph import Axis, Graph
+from secateur.tracing.graph import GRAPH, Axis, Graph
 from secateur.tracing.roles import roles
 from secateur.training.groups import Groups
 from secateur.training.optimizers import check_knows, hooked, inner
@@ -29,6 +30,7 @@ _DONE = 0.8  # the part of the steps after which nothing more is
 _STAGES = 20  # in between
 _AHEAD, _BEHIND = 1 / 1.3, 1.3  # what the strength is multiplied with
 _REST = 1e-3  # of what the doomed positions had of all weights, squared, that should be left when they are done
+_STEPS = Rule(an_int(_STAGES).says, an_int(_STAGES, 2**53).holds)
 _RANGE = 1e4  # the strength stays within this factor of what was asked for
 
 
@@ -233,17 +235,11 @@ class Penalty:
 
 
 def _check(graph: Any, method: Any, strength: Any, target: Any, steps: Any) -> None:
-    if not isinstance(graph, Graph):
-        raise TrainingError(f"Penalty takes a graph, `sec.trace(model, example)`, not {type(graph).__name__}")
-    if not isinstance(method, PenaltyMethod):
-        raise TrainingError(f"method is GroupLasso(), GReg(), HalfSpace() or Polarization(), not {method!r:.60}")
-    number = isinstance(strength, int | float) and not isinstance(strength, bool) and math.isfinite(strength)
-    if not number or strength <= 0:
-        raise TrainingError(f"strength is a number above 0, not {strength!r}")
+    known = an_instance(PenaltyMethod, "GroupLasso(), GReg(), HalfSpace() or Polarization()")
+    rules = {"graph": GRAPH, "method": known, "strength": a_number(above=0), "steps": optional(_STEPS)}
+    check("Penalty", TrainingError, locals(), **rules)
     if (target is None) != (steps is None):
         raise TrainingError("a target takes the number of steps until it is met, and steps a target: give both")
-    if steps is not None and (type(steps) is not int or steps < _STAGES):
-        raise TrainingError(f"steps is a whole number from {_STAGES} on, not {steps!r}")
     if method.needs_target and target is None:
         raise TrainingError(f"{type(method).__name__} acts on what a target would take: give target= and steps=")
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
+from secateur.arguments import an_instance, check, optional
 from secateur.errors import TrainingError
 from secateur.planning import Plan
 from secateur.state.transaction import transaction
@@ -54,8 +55,8 @@ class Pruning:
     """
 
     def __init__(self, what: What, *, floor: Floor | None = None) -> None:
-        if not isinstance(what, What):
-            raise TrainingError(f"Pruning takes Cuts(…), Learned(…) or Masks(…), not {what!r:.60}")
+        kinds = {"what": an_instance(What, "Cuts(…), Learned(…) or Masks(…)"), "floor": an_instance(Floor, "a Floor")}
+        check("Pruning", TrainingError, locals(), what=kinds["what"], floor=optional(kinds["floor"]))
         self.what, self.floor = what, floor
         self.steps = 0
         self._run: TrainingRun | None = None

@@ -10,15 +10,15 @@ import math
 import os
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
+from secateur.arguments import PATH, SEED, Rule, a_function, a_number, an_int, check, optional
+from secateur.calibrate.blame import check_values
 from secateur.calibrate.data import like
 from secateur.errors import TrainingError
-from secateur.importance.batches import check_values
 from secateur.pipeline.apply import plan_of
 from secateur.state.held import named_tensors
 from secateur.state.transaction import transaction, untouched
@@ -33,22 +33,13 @@ from secateur.training.rounds import Search
 TaskLoss = Callable[[Any, Any], Tensor]
 
 
-@dataclass(frozen=True)
-class _Asked:
-    """What `recover` was called with, checked."""
-
-    minutes: float
-    steps: int | None
-    task: TaskLoss | None
-
-    def __post_init__(self) -> None:
-        _check_number("minutes", self.minutes)
-        if self.steps is not None and (type(self.steps) is not int or self.steps < 1):
-            raise TrainingError(f"recover: steps is how many to take at most, from 1 on, not {self.steps!r}")
-        if self.task is not None and not callable(self.task):
-            raise TrainingError(
-                f"recover: task is a function of what the model puts out and a batch, not {self.task!r}"
-            )
+_RULES = {
+    "minutes": a_number(above=0),
+    "steps": optional(Rule("how many to take at most, from 1 on", an_int(1).holds)),
+    "task": optional(a_function("a function of what the model puts out and a batch")),
+    "checkpoint": optional(PATH),
+    "seed": SEED,
+}
 
 
 def recover(
@@ -87,14 +78,14 @@ def recover(
     With `checkpoint`, a file, each round is kept there; the same call in a new process goes on from it. If anything
     goes wrong, an interrupt too, the model is as it was.
     """
-    asked = _Asked(minutes, steps, task)
-    inner, uncut = unwrap(model), unwrap(teacher)
+    check("recover", TrainingError, locals(), **_RULES)
+    inner, uncut = unwrap(model), unwrap(teacher, name="teacher")
     _check_models(model, inner, uncut)
-    data = TrainingData(batches)
     plan = plan_of(inner)
     wanted = example if example is not None or plan is None else plan.example
     lessons = Lessons(inner, uncut, plan, task, lambda batch: batch if wanted is None else like(wanted, batch))
-    budget = StepBudget(time.perf_counter() + 60 * minutes, math.inf if steps is None else asked.steps or 0)
+    data = TrainingData(batches, lessons.inputs)
+    budget = StepBudget(time.perf_counter() + 60 * minutes, math.inf if steps is None else steps)
     with untouched(uncut), transaction(inner) as undo:
         undo.keep_all()
         lessons.prepare(data.held)
@@ -104,15 +95,11 @@ def recover(
     return found
 
 
-def _check_number(name: str, value: object) -> None:
-    good = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value) and value > 0
-    if not good:
-        raise TrainingError(f"recover: {name} is a number above 0, not {value!r}")
-
-
 def _check_models(model: nn.Module, inner: nn.Module, uncut: nn.Module) -> None:
     if isinstance(model, DistributedDataParallel):
         raise TrainingError("recover: it trains in one process; pass the model inside, `model.module`, on one rank")
+    for each in (inner, uncut):
+        check_values(each, (*each.parameters(), *each.buffers()), "recover")
     ours, theirs = ({id(t): name for name, t in named_tensors(m) if t.numel()} for m in (inner, uncut))
     shared = ours.keys() & theirs.keys()
     if shared:
@@ -122,5 +109,3 @@ def _check_models(model: nn.Module, inner: nn.Module, uncut: nn.Module) -> None:
         )
     if not any(p.requires_grad for p in inner.parameters()):
         raise TrainingError("recover: no parameter of the model has requires_grad, so there is nothing to train")
-    for each in (inner, uncut):
-        check_values(each, (*each.parameters(), *each.buffers()), "recover")

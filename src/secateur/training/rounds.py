@@ -7,15 +7,15 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import islice
-from typing import Any
 
 import torch
 
+from secateur.calibrate.blame import batch_name
 from secateur.errors import TrainingError
 from secateur.progress import progress
 from secateur.training.budget import StepBudget
 from secateur.training.checkpoint import RecoveryCheckpoint, RecoveryState
-from secateur.training.holdout import TrainingData
+from secateur.training.holdout import Numbered, TrainingData
 from secateur.training.lessons import Lessons
 from secateur.training.outcome import Recovered, Trained
 
@@ -123,6 +123,8 @@ class Search:
                 group["lr"] = rate * min(part / _WARM, 1.0) * 0.5 * (1 + math.cos(math.pi * part))
             optimizer.zero_grad()
             loss = self.lessons.loss(batch)
+            if not taken and not bool(loss.isfinite()):  # not for a rate that is too high: no step was taken
+                raise TrainingError(f"recover: {batch_name(batch[0])}: the loss is {loss.item()}; leave the batch out")
             loss.backward()
             torch.nn.utils.clip_grad_norm_(weights, 1.0)
             optimizer.step()
@@ -134,7 +136,7 @@ class Search:
         self.budget.spend(taken, seconds)
         return Trained(rate, taken, before, after, seconds)
 
-    def _batches(self, steps: int) -> Iterator[tuple[float, Any]]:
+    def _batches(self, steps: int) -> Iterator[tuple[float, Numbered]]:
         """Batches, each with how far the round is then."""
         stream = islice(self.data.stream(self.seed + 1000 * len(self._rounds)), steps)
         for i, batch in enumerate(progress(stream, "recovering")):

@@ -12,6 +12,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from secateur import prune
+from secateur.arguments import NAMES, SEED, an_instance, check, listed
 from secateur.compat import Convolution, TransposedConvolution, is_lazy
 from secateur.distributed import ranks
 from secateur.errors import TrainingError
@@ -122,8 +123,8 @@ class SparseTraining:
         protect: Sequence[str] = (),
         seed: int = 0,
     ) -> None:
-        if not isinstance(method, SparseMethod):
-            raise TrainingError(f"method is RigL(0.9), GMP(0.9) or the like, not {method!r:.60}")
+        known = an_instance(SparseMethod, "RigL(0.9), GMP(0.9) or the like")
+        check("SparseTraining", TrainingError, locals(), method=known, only=NAMES, protect=NAMES, seed=SEED)
         self.model, self.method = unwrap(model), method
         self._layers = _layers(self.model, only, protect)
         self._check()
@@ -312,7 +313,7 @@ def _over_processes(value: Tensor) -> Tensor:
 
 
 def _layers(model: nn.Module, only: Sequence[str], protect: Sequence[str]) -> list[_Masked]:
-    only, protect = ((given,) if isinstance(given, str) else tuple(given) for given in (only, protect))
+    only, protect = listed(only), listed(protect)
     found = []
     for name, module in model.named_modules():
         full = f"{name}.weight".lstrip(".")
@@ -325,9 +326,10 @@ def _layers(model: nn.Module, only: Sequence[str], protect: Sequence[str]) -> li
         if weight is None or is_lazy(weight):
             raise TrainingError(f"{full} is no parameter that has values; run the model once, remove parametrizations")
         found.append(_Masked(full, module, 0 if isinstance(module, TransposedConvolution) else 1, weight))
-    for glob in (*only, *protect):
-        if not any(named(name, glob) for name, _ in model.named_parameters()):
-            raise TrainingError(f"no parameter goes by {glob!r}")
+    for where, globs in (("only", only), ("protect", protect)):
+        for glob in globs:
+            if not any(named(name, glob) for name, _ in model.named_parameters()):
+                raise TrainingError(f"{where}: no parameter goes by {glob!r}")
     if not found:
         raise TrainingError("there is no linear layer and no convolution to put a mask on")
     return found

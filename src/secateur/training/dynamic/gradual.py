@@ -8,8 +8,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from secateur.arguments import an_int, check_fields
+from secateur.errors import TrainingError
 from secateur.sparse.patterns import Pattern
-from secateur.training.dynamic.method import Layer, SparseMethod, check_count, check_span, pattern_of
+from secateur.training.dynamic.method import PATTERN, Layer, SparseMethod, pattern_of
 
 
 def cubic_part(step: int, begin: int, end: int) -> float:
@@ -38,9 +40,10 @@ class GMP(SparseMethod):
     every: int = 100
 
     def __post_init__(self) -> None:
-        pattern_of(self.pattern)
-        check_span("GMP", self.begin, self.end)
-        check_count("GMP: every", self.every)
+        check_fields(self, TrainingError, pattern=PATTERN, begin=an_int(0), end=an_int(0), every=an_int(1))
+        if not self.begin < self.end:
+            story = f"it would end at step {self.end}, before it begins at step {self.begin}"
+            raise TrainingError(f"{type(self).__name__}: {story}; give a later end")
 
     def due(self, step: int) -> bool:
         """Every so many steps, and at the end."""

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from secateur.errors import TrainingError
+from secateur.arguments import Rule, a_number
 from secateur.sparse.patterns import Pattern, Unstructured, smallest_dropped
 
 
@@ -78,21 +78,7 @@ def largest(scores: Tensor, count: int) -> Tensor:
     return smallest_dropped(scores, scores.numel() - count)
 
 
-def check_count(where: str, value: object, least: int = 1) -> None:
-    """Refuse what is not a whole number from `least` on."""
-    if isinstance(value, bool) or not isinstance(value, int) or value < least:
-        raise TrainingError(f"{where} is a whole number from {least} on, not {value!r}")
-
-
-def check_part(where: str, value: object) -> None:
-    """Refuse what is not a part of a whole."""
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < 1:
-        raise TrainingError(f"{where} is a number from 0 to below 1, not {value!r}")
-
-
-def check_span(where: str, begin: object, end: object) -> None:
-    """Refuse a schedule that ends before it begins."""
-    check_count(f"{where}: begin", begin, 0)
-    check_count(f"{where}: end", end, 0)
-    if not begin < end:  # type: ignore[operator]
-        raise TrainingError(f"{where}: it would end at step {end}, before it begins at step {begin}; give a later end")
+PATTERN = Rule(
+    "a pattern, such as NM(2, 4), or the fraction of zeros from 0 to below 1",
+    lambda given: isinstance(given, Pattern) or a_number(least=0, below=1).holds(given),
+)

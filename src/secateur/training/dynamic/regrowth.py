@@ -9,7 +9,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from secateur.training.dynamic.method import Layer, check_count, check_part, largest
+from secateur.arguments import a_number, an_int, check_fields
+from secateur.errors import TrainingError
+from secateur.training.dynamic.method import Layer, largest
 from secateur.training.dynamic.static import Static
 
 
@@ -31,10 +33,7 @@ class SET(Static):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        name = type(self).__name__
-        check_count(f"{name}: every", self.every)
-        check_count(f"{name}: end", self.end)
-        check_part(f"{name}: drop", self.drop)
+        check_fields(self, TrainingError, every=an_int(1), end=an_int(1), drop=a_number(least=0, below=1))
 
     def replaced(self, step: int) -> float:
         """The part of the weights that is replaced at a step."""

@@ -8,8 +8,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from secateur.arguments import an_int, check_fields
+from secateur.errors import TrainingError
 from secateur.sparse.patterns import Pattern
-from secateur.training.dynamic.method import Layer, SparseMethod, check_count, pattern_of
+from secateur.training.dynamic.method import PATTERN, Layer, SparseMethod, pattern_of
 
 
 @dataclass(frozen=True)
@@ -31,10 +33,7 @@ class Rewinding(SparseMethod):
     to: int = 0
 
     def __post_init__(self) -> None:
-        pattern_of(self.pattern)
-        check_count("Rewinding: rounds", self.rounds)
-        check_count("Rewinding: every", self.every)
-        check_count("Rewinding: to", self.to, 0)
+        check_fields(self, TrainingError, pattern=PATTERN, rounds=an_int(1), every=an_int(1), to=an_int(0))
 
     def keeps_weights(self, step: int) -> bool:
         """At step `to`."""

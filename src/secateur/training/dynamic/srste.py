@@ -8,9 +8,10 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from secateur.arguments import a_number, check_fields
 from secateur.errors import TrainingError
 from secateur.sparse.patterns import NM, Pattern
-from secateur.training.dynamic.method import Layer, SparseMethod, pattern_of
+from secateur.training.dynamic.method import PATTERN, Layer, SparseMethod, pattern_of
 
 
 @dataclass(frozen=True)
@@ -27,9 +28,7 @@ class SRSTE(SparseMethod):
     decay: float = 2e-4
 
     def __post_init__(self) -> None:
-        pattern_of(self.pattern)
-        if isinstance(self.decay, bool) or not isinstance(self.decay, int | float) or not 0 <= self.decay < 1e6:
-            raise TrainingError(f"SRSTE: decay is a number from 0 on, not {self.decay!r}")
+        check_fields(self, TrainingError, pattern=PATTERN, decay=a_number(least=0, below=1e6))
 
     @property
     def straight_through(self) -> float:  # type: ignore[override]

@@ -8,8 +8,10 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from secateur.arguments import a_number, an_instance, check_fields
+from secateur.errors import TrainingError
 from secateur.sparse.distribution import ERK, Distribution
-from secateur.training.dynamic.method import Layer, SparseMethod, check_part
+from secateur.training.dynamic.method import Layer, SparseMethod
 
 
 @dataclass(frozen=True)
@@ -24,7 +26,8 @@ class Static(SparseMethod):
     distribution: Distribution = field(default_factory=ERK)
 
     def __post_init__(self) -> None:
-        check_part(f"{type(self).__name__}: sparsity", self.sparsity)
+        spread = an_instance(Distribution, "ERK() or Uniform()")
+        check_fields(self, TrainingError, sparsity=a_number(least=0, below=1), distribution=spread)
 
     def start(self, layers: Sequence[Layer], chance: torch.Generator) -> list[Tensor]:
         """At random, as many as the distribution says."""

@@ -1,0 +1,83 @@
+"""Which methods do nothing but compute, by their source: those may be called to see what they do, no others.
+
+A method that writes a file, logs, or talks to other processes has effects outside of the model, which a twin does not
+keep apart. So every call in it must be known to compute: one of a layer, of a tensor, of a function of torch, or of
+another such method. What is not known counts as doing more.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+import types
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch import Tensor, nn
+
+from secateur.tracing.stated import parsed
+
+_LIBRARIES = frozenset(("torch", "math", "numpy", "einops"))  # whose functions compute, but for these
+_ACTS = re.compile(
+    "backward|load|manual_seed|save|seed|set_.*|tofile|dumps?|share_memory_|register_.*|requires_grad_|distributed|hub|"
+    "io|jit|multiprocessing|onnx|utils"
+)
+_PURE = frozenset(
+    (
+        *("abs", "all", "any", "bool", "dict", "divmod", "enumerate", "float", "int", "isinstance", "len", "list"),
+        *("max", "min", "range", "reversed", "round", "sorted", "str", "sum", "super", "tuple", "zip"),
+    )
+)
+
+
+@dataclass
+class Purity:
+    """Tells which methods of a module do nothing but compute."""
+
+    module: nn.Module
+    methods: Mapping[str, types.FunctionType]
+    _asked: set[str] = field(default_factory=set)
+
+    def computes(self, name: str) -> bool:
+        """Whether every call in a method is one of a layer, of a tensor, or of a function that computes."""
+        if name in self._asked:
+            return True
+        self._asked.add(name)
+        function = self.methods.get(name)
+        tree = None if function is None else parsed(function)
+        if function is None or tree is None:
+            return False
+        me, calls = tree.args.args[0].arg, (node.func for node in ast.walk(tree) if isinstance(node, ast.Call))
+        return all(self._harmless(called, me, function.__globals__) for called in calls)
+
+    def _harmless(self, called: ast.expr, me: str, known: Mapping[str, Any]) -> bool:
+        if isinstance(called, ast.Subscript):  # self.layers[0](x)
+            return self._is_layer(called.value, me)
+        if isinstance(called, ast.Name):
+            return called.id in _PURE or _computes(known.get(called.id), called.id)
+        if not isinstance(called, ast.Attribute) or _ACTS.fullmatch(called.attr):
+            return False
+        text = ast.unparse(called)
+        if (root := text.partition(".")[0]) in known:  # torch.cat, F.relu
+            return _computes(known[root], text)
+        if isinstance(called.value, ast.Name) and called.value.id == me and called.attr in self.methods:
+            return self.computes(called.attr)
+        return self._is_layer(called, me) or hasattr(Tensor, called.attr)
+
+    def _is_layer(self, node: ast.expr, me: str) -> bool:
+        owner, _, path = ast.unparse(node).partition(".")
+        try:
+            return owner == me and bool(path) and isinstance(self.module.get_submodule(path), nn.Module)
+        except AttributeError:
+            return False
+
+
+def _computes(thing: object, text: str) -> bool:
+    """Whether something that code calls, or takes what it calls from, is of a library that computes."""
+    home = thing.__name__ if isinstance(thing, types.ModuleType) else getattr(thing, "__module__", None) or ""
+    parts = (*home.split("."), *text.split("."))
+    return parts[0] in _LIBRARIES and not any(map(_ACTS.fullmatch, parts))
+
+
+__all__ = ["Purity"]

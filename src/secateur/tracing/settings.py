@@ -1,0 +1,207 @@
+"""Other ways to use a model: arguments left out or otherwise, attributes that its code asks, methods beside forward.
+
+    def forward(self, x, mask=None, reverse=False):
+        if self.mode == "split": ...
+
+goes another way without a mask, in reverse, and where the attribute holds what it is compared with. What these ways are
+is read off the signature and the source. Arguments are the caller's to choose, so each is tried. An attribute, or a
+method that takes what forward does, is tried only where code takes tensors apart or gives them shapes: other code
+follows a cut by itself.
+"""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import sys
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from itertools import islice
+from pathlib import Path
+from types import FunctionType
+from typing import Any
+
+from torch import nn
+
+from secateur.tracing.examples import arguments, by_name
+from secateur.tracing.purity import Purity
+from secateur.tracing.stated import functions_of, is_torchs, own_name, parsed
+
+_MOST = 4  # that are tried of each kind
+_SHAPING = frozenset(
+    (
+        *("chunk", "expand", "flip", "fold", "narrow", "pixel_shuffle", "rearrange", "reduce", "repeat", "reshape"),
+        *("roll", "split", "tensor_split", "unflatten", "unfold", "view"),
+    )
+)
+
+
+@dataclass(frozen=True)
+class Setting:
+    """An attribute of some modules as it is not now: their names, its name, what it might hold, and who asks."""
+
+    owners: tuple[str, ...]
+    name: str
+    value: Any
+    where: str
+
+    def __str__(self) -> str:
+        return f"{self.owners[0]}.{self.name}".lstrip(".") + f" = {self.value!r}"
+
+
+@dataclass(frozen=True)
+class OtherMethod:
+    """A method of a class, the modules that can call it with what they are given, and where it is."""
+
+    name: str
+    owners: tuple[str, ...]
+    where: str
+
+
+def fewer_arguments(model: nn.Module, example: Any) -> Iterator[Any]:
+    """An example without the arguments that may be left out: without all of them, and without each."""
+    signature, given = _given(model, example)
+    extra = [n for n, p in signature.parameters.items() if p.default is None and given.get(n) is not None]
+    for left_out in ([extra] if len(extra) > 1 else []) + [[name] for name in extra[:_MOST]]:
+        yield {name: value for name, value in given.items() if name not in left_out}
+
+
+def other_arguments(model: nn.Module, example: Any) -> Iterator[Any]:
+    """An example with other values of the arguments by which forward chooses what to do."""
+    return islice(_other_arguments(model, example), _MOST)
+
+
+def _other_arguments(model: nn.Module, example: Any) -> Iterator[Any]:
+    signature, given = _given(model, example)
+    tree = parsed(inspect.unwrap(type(model).forward)) if given else None
+    for name, p in signature.parameters.items() if given else ():
+        now = given.get(name, p.default)
+        if type(p.default) is bool and type(now) is bool:
+            yield {**given, name: not now}
+        elif type(p.default) is str and tree is not None:
+            asked = dict.fromkeys(_compared(node, name) for node in ast.walk(tree))
+            yield from ({**given, name: value} for value in asked if value is not None and value != now)
+
+
+def _given(model: nn.Module, example: Any) -> tuple[inspect.Signature, dict[str, Any]]:
+    """The arguments of forward by name; none where they have no names, or are not what forward takes."""
+    signature = inspect.signature(model.forward)
+    args, kwargs = arguments(example)
+    try:
+        given = signature.bind(*args, **kwargs).arguments
+    except TypeError:  # hooks may change what forward is called with
+        return signature, {}
+    return signature, given if set(given) <= by_name(signature) else {}
+
+
+def other_methods(model: nn.Module) -> Iterator[OtherMethod]:
+    """Methods of modules that forward does not call and that take tensors apart, or give them shapes.
+
+    Those of libraries are left alone. What is seen to do nothing but compute may be called.
+    """
+    owners: dict[type[nn.Module], list[str]] = {}
+    for name, module in model.named_modules():
+        if _is_users(type(module)):
+            owners.setdefault(type(module), []).append(name)
+    for kind, names in owners.items():
+        found = {f.__name__: f for base in kind.__mro__[::-1] if _is_users(base) for f in functions_of(base)}
+        reached = _reached(found)
+        for name in (name for name in found if name not in reached):
+            code = found[name].__code__
+            tree = parsed(found[name]) if not name.startswith("_") else None
+            if tree is not None and _shapes(*tree.body):
+                takes = _needed(found[name]) and _needed(found[name]) == _needed(kind.forward)
+                takes = takes and Purity(model.get_submodule(names[0]), found).computes(name)
+                where = f"{Path(code.co_filename).name}:{code.co_firstlineno}"
+                yield OtherMethod(f"{kind.__name__}.{name}", tuple(names) if takes else (), where)
+
+
+def _reached(functions: Mapping[str, FunctionType]) -> set[str]:
+    """Those methods that forward calls, or that are called by these, or set up a model."""
+    todo, reached = ["forward", "__init__"], set[str]()
+    while todo:
+        name = todo.pop()
+        if name in functions and name not in reached:
+            reached.add(name)
+            todo += functions[name].__code__.co_names
+    return reached
+
+
+def _needed(function: Any) -> list[str]:
+    """The arguments of a method that have no default."""
+    own = inspect.signature(function).parameters.values()
+    return [p.name for p in own if p.default is p.empty and p.kind is p.POSITIONAL_OR_KEYWORD][1:]
+
+
+def _is_users(kind: type) -> bool:
+    """Whether a class is of the user's own code, not of something that is installed."""
+    home = getattr(sys.modules.get(kind.__module__), "__file__", None) or ""
+    return not is_torchs(kind) and "site-packages" not in home
+
+
+def other_attributes(model: nn.Module) -> list[Setting]:
+    """Attributes that code asks before it takes tensors apart, as they might be."""
+    owners: dict[type[nn.Module], list[str]] = {}
+    for name, module in model.named_modules():
+        if not is_torchs(type(module)):
+            owners.setdefault(type(module), []).append(name)
+    found: dict[tuple[type, str, Any], Setting] = {}
+    for kind, names in owners.items():
+        for name, value, where in _asked(kind):
+            for owner in names:
+                now = vars(model.get_submodule(owner)).get(name)
+                other = not now if type(now) is bool and value is None else value
+                if type(now) is type(other) and now != other:
+                    one = found.setdefault((kind, name, other), Setting((), name, other, where))
+                    found[kind, name, other] = replace(one, owners=tuple(dict.fromkeys((*one.owners, owner))))
+    return list(found.values())[:_MOST]
+
+
+def _asked(kind: type[nn.Module]) -> Iterator[tuple[str, str | None, str]]:
+    """The attributes that decide about shapes: name, what it is compared with (or None), file and line."""
+    for function in (f for base in kind.__mro__ if not is_torchs(base) for f in functions_of(base)):
+        tree = parsed(function) if function.__name__ != "__init__" else None
+        if tree is None:
+            continue
+        me, code = tree.args.args[0].arg, function.__code__
+        for node in ast.walk(tree):
+            if isinstance(node, ast.If | ast.IfExp) and _shapes(*_decided(node)):
+                where = f"{Path(code.co_filename).name}:{code.co_firstlineno + node.lineno - 1}"
+                for test in ast.walk(node.test):
+                    if name := own_name(test, me):
+                        yield name, None, where
+                    elif isinstance(test, ast.Compare) and (name := own_name(test.left, me)):
+                        yield name, _compared(test, f"{me}.{name}"), where
+
+
+def _compared(node: ast.AST, name: str) -> str | None:
+    """The text that something is compared with."""
+    if isinstance(node, ast.Compare) and len(node.ops) == 1 and isinstance(node.ops[0], ast.Eq | ast.NotEq):
+        other = node.comparators[0]
+        if ast.unparse(node.left) == name and isinstance(other, ast.Constant) and isinstance(other.value, str):
+            return other.value
+    return None
+
+
+def _decided(node: ast.If | ast.IfExp) -> list[ast.AST]:
+    return [node.body, node.orelse] if isinstance(node, ast.IfExp) else [*node.body, *node.orelse]
+
+
+def _shapes(*branches: ast.AST) -> bool:
+    """Whether code takes tensors apart, or gives them shapes."""
+    for each in (inner for branch in branches for inner in ast.walk(branch)):
+        if isinstance(each, ast.Slice) and any(map(_far, (each.lower, each.upper, each.step))):
+            return True
+        name = getattr(each.func, "attr", getattr(each.func, "id", "")) if isinstance(each, ast.Call) else ""
+        if name in _SHAPING:
+            return True
+    return False
+
+
+def _far(bound: ast.expr | None) -> bool:
+    """Whether the bound of a slice is more than a step from either end."""
+    text = ast.unparse(bound) if bound is not None else "0"
+    return text not in ("0", "1", "-1")
+
+
+__all__ = ["OtherMethod", "Setting", "fewer_arguments", "other_arguments", "other_attributes", "other_methods"]
