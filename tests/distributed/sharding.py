@@ -231,7 +231,7 @@ def anonymous():
 
 def memory(rank, world):
     """The most that a rank takes to cut a model and to verify it, beyond what it had."""
-    wide, layers = 1024, 8
+    wide, layers = 1024, 16  # large beside what a process takes for itself
     model = nn.Sequential(*(part for _ in range(layers) for part in (nn.Linear(wide, wide), nn.ReLU())))
 
     def shard(model):
