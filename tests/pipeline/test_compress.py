@@ -37,12 +37,14 @@ def digits():
     train, test = order[:1300], order[1300:]
     stem = nn.Sequential(nn.Conv2d(1, 16, 3, padding=1, bias=False), nn.BatchNorm2d(16), nn.ReLU())
     net = nn.Sequential(stem, Block(16), Block(16), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(16, 10))
-    optimizer = torch.optim.Adam(net.parameters(), 4e-3)
+    optimizer = torch.optim.Adam(net.parameters())
+    rate = torch.optim.lr_scheduler.OneCycleLR(optimizer, 1e-2, total_steps=8 * 21)  # ends at zero: no luck in it
     for _ in range(8):
         for batch in train[torch.randperm(len(train))].split(64):
             optimizer.zero_grad()
             F.cross_entropy(net(x[batch]), y[batch]).backward()
             optimizer.step()
+            rate.step()
     net.eval()
 
     def accuracy(model) -> float:
@@ -132,6 +134,10 @@ def test_a_model_that_is_no_faster_is_said_to_be(digits, after: float, said: str
     report = sec.compress(copy.deepcopy(net), x[:1], sec.Macs(0.9), [x[:64]], timed=False)
     timings = [dataclasses.replace(sec.latency(net, x[:1]), median=seconds) for seconds in (1.0, after)]
     assert said in str(dataclasses.replace(report, latency=tuple(timings)))
+    asked = dataclasses.replace(report.plan, confirmation="asked, predicted, came")
+    text = str(dataclasses.replace(report, latency=tuple(timings), plan=asked))
+    assert said in text
+    assert "Latency(f) as the target" not in text  # it was
 
 
 def test_whatever_goes_wrong_the_model_is_as_it_was(digits) -> None:

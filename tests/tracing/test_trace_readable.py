@@ -128,3 +128,15 @@ def test_a_constraint_names_what_it_is_about() -> None:
     reason = next(b.reason for b in graph.blocked if b.tensor == "a.weight" and b.dim == 0)
     assert "its size must satisfy the 8 of a.weight[0] == (" in reason
     assert "test_trace_readable.py" in reason
+
+
+def test_axes_of_parameters_that_the_model_itself_holds_are_named_after_them() -> None:
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.memory, self.out = nn.Parameter(torch.randn(4, 8)), nn.Linear(8, 2)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.out(torch.relu(x @ self.memory))
+
+    assert [axis.name for axis in sec.trace(Net(), X).axes] == ["memory features"]

@@ -64,7 +64,8 @@ class Compressed:
         lines += [f"counted:   MACs {self.macs}, params {self.params}"]
         if self.latency is not None:
             before, after = (timing.median for timing in self.latency)
-            lines.append(f"measured:  {before * 1e3:.2f} ms → {after * 1e3:.2f} ms ({_speed(before / after)})")
+            speed = _speed(before / after, asked=self.plan.confirmation is not None)
+            lines.append(f"measured:  {before * 1e3:.2f} ms → {after * 1e3:.2f} ms ({speed})")
         return "\n".join([*lines, f"took {self.seconds:.1f} s"])
 
 
@@ -318,10 +319,13 @@ def _by_itself(data: Sequence[Any]) -> AbstractContextManager[None]:
     return nullcontext() if is_dealt(data) else alone()
 
 
-def _speed(times: float) -> str:
+def _speed(times: float, *, asked: bool) -> str:
+    """The change of the time in words; `asked`: it is what the target was about."""
     if times >= _FASTER:
         return f"{times:.2f}x faster"
     change = "no faster" if times > 1 / _FASTER else f"{1 / times:.2f}x slower"
+    if asked:
+        return f"{change}: time was asked for; other work on this machine may have disturbed the measurements"
     return f"{change}: what takes the time on this machine is not what was cut; Latency(f) as the target cuts that"
 
 

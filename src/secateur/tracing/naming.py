@@ -80,17 +80,17 @@ def _name(atom: Atom, sites: Sequence[tuple[str, int]], layouts: Mapping[str, tu
     if kind in _OF_PARENT:
         return f"{parent or maker} {kind}"
     if kind == "units":
-        return f"{maker} {_layer(made[0], layouts)}units".strip()
+        return f"{maker} {_layer(made[0], layouts)}units"
     if kind:
         return f"{maker} {kind}"
     if any(called(other) == GROUPS for other in free_atoms(layouts[made[0]][0])):
         return f"{maker} channels per group"
     if len(layouts[made[0]]) > 2:
-        return f"{maker} channels".strip()
+        return f"{maker} channels"
     siblings = {_module(tensor).rpartition(".")[0] for tensor in (*made, *used)}
     if parent and len(siblings) == 1 and used and len(layouts[made[0]]) == 2:
         return f"{parent} hidden"
-    return f"{maker} features".strip()
+    return f"{maker} features"
 
 
 def _layer(tensor: str, layouts: Mapping[str, tuple[Layout, ...]]) -> str:
@@ -102,4 +102,6 @@ def _layer(tensor: str, layouts: Mapping[str, tuple[Layout, ...]]) -> str:
 
 
 def _module(tensor: str) -> str:
-    return tensor.replace(".parametrizations", "").rpartition(".")[0].removesuffix(".weight")
+    """The module that holds a tensor; the tensor's own name where that is the model itself."""
+    own = tensor.replace(".parametrizations", "")
+    return own.rpartition(".")[0].removesuffix(".weight") or own
