@@ -13,6 +13,7 @@ from torch import nn
 from transformers import BertConfig, BertModel, GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
 
 import secateur as sec
+from represented import represented
 from secateur.compensate import refit
 from secateur.errors import ApplyError, CalibrationError, SecateurError, SecateurWarning
 
@@ -139,13 +140,9 @@ MODELS = {
     "lstm": lambda: (recurrent(nn.LSTM), [torch.randn(8, 10, 6), torch.randn(8, 7, 6)]),
     "gru": lambda: (recurrent(nn.GRU), [torch.randn(8, 10, 6), torch.randn(8, 7, 6)]),
 }
-SLOW = ("mobilenetv3", "convnext", "densenet", "swin")
 
 
-@pytest.mark.parametrize(
-    "name",
-    [pytest.param(name, marks=pytest.mark.slow) if name in SLOW else name for name in MODELS],
-)
+@pytest.mark.parametrize("name", represented(MODELS, by=("resnet18", "vit", "gpt2")))
 def test_real_architectures_come_nearer_and_no_layer_gets_worse(name: str) -> None:
     torch.manual_seed(0)
     model, batches = MODELS[name]()

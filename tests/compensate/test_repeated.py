@@ -12,6 +12,7 @@ from torch import nn
 from transformers import MixtralConfig, MixtralForCausalLM
 
 import secateur as sec
+from represented import represented
 from secateur.calibrate import calibrating
 from secateur.compensate.refit import repeated
 
@@ -69,7 +70,7 @@ def test_a_recurrence_is_fitted_to_the_states_of_the_uncut_model() -> None:
 
 
 @pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU, nn.RNN])
-@pytest.mark.parametrize("more", [{}, {"bias": False}, {"num_layers": 2}], ids=str)
+@pytest.mark.parametrize("more", represented(({}, {"bias": False}, {"num_layers": 2}), by=({},)), ids=str)
 def test_what_is_left_of_a_recurrence_takes_over(kind, more) -> None:
     torch.manual_seed(0)
     net, batches = Last(kind, **more).eval(), [smooth(64, 20) for _ in range(4)]
@@ -103,7 +104,7 @@ def test_a_layer_that_is_used_twice_is_refitted() -> None:
     assert not any("shared.weight" in note for note in sec.outcome(net).notes)
 
 
-@pytest.mark.parametrize("how", ["eager", pytest.param("grouped_mm", marks=pytest.mark.slow), "batched_mm"])
+@pytest.mark.parametrize("how", represented(("eager", "grouped_mm", "batched_mm"), by=("eager",)))
 def test_experts_are_refitted_however_they_are_carried_out(how: str) -> None:
     torch.manual_seed(0)
     sizes = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}

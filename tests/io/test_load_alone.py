@@ -31,6 +31,7 @@ from transformers import (
 )
 
 import secateur as sec
+from represented import represented
 from secateur.errors import SecateurWarning
 from secateur.pipeline.rebuild import unlike
 
@@ -84,7 +85,7 @@ def result(model: nn.Module, example: Any) -> Tensor:
     return out if isinstance(out, Tensor) else out[0]
 
 
-@pytest.mark.parametrize("name", PRETRAINED)
+@pytest.mark.parametrize("name", represented(PRETRAINED, by=("gpt2", "mixtral")))
 def test_transformers_from_a_file_and_from_a_folder(name: str, tmp_path: Path) -> None:
     check_both_ways(cut(name), PRETRAINED[name][1], tmp_path)
 
@@ -136,7 +137,7 @@ def test_from_pretrained_refuses_and_says_what_to_do(name: str, tmp_path: Path) 
                 opens(tmp_path, **more)
 
 
-@pytest.mark.parametrize("name", PRETRAINED)
+@pytest.mark.parametrize("name", represented(PRETRAINED, by=("llama", "bert")))
 def test_models_that_from_pretrained_opened(name: str, tmp_path: Path) -> None:
     """These differ from freshly built ones in flags and paths, and in nothing that they compute."""
     build, example = PRETRAINED[name]
@@ -147,7 +148,7 @@ def test_models_that_from_pretrained_opened(name: str, tmp_path: Path) -> None:
     check_both_ways(model, example, tmp_path)
 
 
-@pytest.mark.parametrize("name", ["vit_tiny_patch16_224", "resnet18"])
+@pytest.mark.parametrize("name", represented(("vit_tiny_patch16_224", "resnet18"), by=("resnet18",)))
 def test_timm(name: str, tmp_path: Path) -> None:
     model, example = timm.create_model(name, num_classes=5).eval(), torch.ones(1, 3, 224, 224)
     sec.apply(model, sec.plan(sec.trace(model, example, variants=False), sec.Params(0.7)), verify=False)

@@ -26,6 +26,7 @@ from transformers import (
 )
 
 import secateur as sec
+from represented import represented
 
 SMALL = {"hidden_size": 16, "intermediate_size": 24, "num_attention_heads": 2, "vocab_size": 31}
 WORDS = torch.tensor([[3, 1, 4, 1, 5, 9, 2, 6]])
@@ -113,7 +114,7 @@ def _first(_module, args, kwargs, out):
     return x if isinstance(out, torch.Tensor) else (x, *out[1:])
 
 
-@pytest.mark.parametrize("which", MODELS)
+@pytest.mark.parametrize("which", represented(MODELS, by=("llama", "bert", "resnet")))
 def test_what_is_left_is_the_model_whose_blocks_hand_on_their_input(which, tmp_path) -> None:
     build, example, names, fields = MODELS[which]
     model = made(build)
@@ -138,7 +139,7 @@ def test_what_is_left_is_the_model_whose_blocks_hand_on_their_input(which, tmp_p
         assert {name: getattr(again.config, name) for name in fields} == fields
 
 
-@pytest.mark.parametrize("which", ["llama", "qwen", "gpt2"])
+@pytest.mark.parametrize("which", represented(("llama", "qwen", "gpt2"), by=("llama",)))
 def test_generation_with_a_cache_goes_on(which, tmp_path) -> None:
     build, example, names, _ = MODELS[which]
     model = made(build)

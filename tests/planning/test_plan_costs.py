@@ -10,6 +10,7 @@ from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
 import secateur as sec
+from represented import represented
 from zoo.architectures import build
 
 
@@ -50,21 +51,26 @@ def agrees(model: nn.Module, example: Any, taught: dict[Any, Any] | None = None,
 
 @pytest.mark.parametrize(
     "name",
-    [
-        "torchvision resnet18",
-        "torchvision mobilenet_v2",
-        "torchvision shufflenet_v2_x0_5",
-        "torchvision squeezenet1_1",
-        "timm resnext50_32x4d",
-        "timm test_convnext",
-    ],
+    represented(
+        (
+            "torchvision resnet18",
+            "torchvision mobilenet_v2",
+            "torchvision shufflenet_v2_x0_5",
+            "torchvision squeezenet1_1",
+            "timm resnext50_32x4d",
+            "timm test_convnext",
+        ),
+        by=("torchvision shufflenet_v2_x0_5", "timm test_convnext"),
+    ),
 )
 def test_convolutional_networks(name: str) -> None:
     model, _ = build(name)
     agrees(model, torch.randn(1, 3, 64, 64) if "timm test" not in name else torch.randn(1, 3, 160, 160))
 
 
-@pytest.mark.parametrize("name", ["timm test_vit", "transformers gpt2", "transformers llama"])
+@pytest.mark.parametrize(
+    "name", represented(("timm test_vit", "transformers gpt2", "transformers llama"), by=("transformers llama",))
+)
 def test_attention(name: str) -> None:
     model, example = build(name)
     agrees(model, example, TAUGHT)

@@ -289,7 +289,7 @@ class Inverted(nn.Module):
 @pytest.mark.parametrize(
     ("name", "given"),
     [
-        ("vit_tiny_patch16_224", {"img_size": 32, "depth": 2, "num_classes": 5}),
+        pytest.param("vit_tiny_patch16_224", {"img_size": 32, "depth": 2, "num_classes": 5}, marks=pytest.mark.slow),
         ("test_vit", {"img_size": 32, "embed_dim": 48, "num_heads": 3, "mlp_ratio": 2.5}),
         ("test_convnext", {"dims": (16, 24, 32, 40), "depths": (1, 2, 1, 1), "in_chans": 1}),
     ],

@@ -10,6 +10,7 @@ from torch.optim.swa_utils import AveragedModel
 from torch.utils.data import DataLoader, TensorDataset
 
 import secateur as sec
+from represented import represented
 from secateur import training
 from secateur.schedule import linear
 
@@ -91,7 +92,7 @@ def test_a_loop_that_is_begun_twice_counts_once(kind):
 
 
 @pytest.mark.parametrize("kind", WHATS)
-@pytest.mark.parametrize("stop", [3, 6, 25])
+@pytest.mark.parametrize("stop", represented((3, 6, 25), by=(6,)))
 def test_going_on_bit_for_bit(kind, stop, tmp_path):
     whole = net()
     optimizer = torch.optim.AdamW(whole.parameters(), 1e-2)
@@ -114,7 +115,7 @@ def test_going_on_bit_for_bit(kind, stop, tmp_path):
     assert other.log() == pruning.log()
 
 
-@pytest.mark.parametrize("average", ["timm", "torch"])
+@pytest.mark.parametrize("average", represented(("timm", "torch"), by=("timm",)))
 def test_averages_of_weights_are_cut_along(average):
     from timm.utils import ModelEmaV3
 
@@ -139,7 +140,7 @@ def refuses_averages(ema, message, kind):
     assert all(torch.equal(before[name], value) for name, value in other.state_dict().items())
 
 
-@pytest.mark.parametrize("average", [pytest.param("timm", marks=pytest.mark.slow), "torch"])
+@pytest.mark.parametrize("average", represented(("timm", "torch"), by=("torch",)))
 def test_averages_that_nobody_told_of_are_refused(average):
     from timm.utils import ModelEmaV3
 
@@ -242,7 +243,7 @@ def far_apart(a, b):
 
 
 @pytest.mark.parametrize("kind", WHATS)
-@pytest.mark.parametrize("how", [in_parts, scaled])
+@pytest.mark.parametrize("how", represented((in_parts, scaled), by=(in_parts,)))
 def test_accumulated_and_scaled_gradients_prune_the_same(kind, how):
     assert far_apart(stepped(how, kind), stepped(plainly, kind)) < 1e-4
 
