@@ -34,7 +34,6 @@ from secateur.sparse.sparsegpt import SparseGPT
 from secateur.sparse.spread import Spread
 from secateur.state.transaction import transaction
 from secateur.state.twin import copied
-from secateur.tracing.examples import tensors_in
 
 _PATTERN = an_instance(Pattern, "a pattern, such as Unstructured(0.5) or NM(2, 4)")
 _SPREAD = optional(an_instance(Spread, "Prices() or ERK()"))
@@ -176,10 +175,13 @@ def _patterns(
 
 
 def _solve_all(solver: Solver, survey: Survey, batches: Sequence[Any]) -> None:
-    """First what a run uses more than once or in parts, then the others in the order of the run."""
-    once = {name for name in solver.patterns if survey.products[name] == 1 and name in survey.whole}
+    """First tables and what a run uses more than once or in parts, then the others in the order of the run."""
+    wanted = set(solver.patterns)
+    once = {name for name in wanted & survey.whole - survey.embeddings if survey.products[name] == 1}
+    tables = wanted - survey.products.keys()
     with calibrating(solver.dense, solver.sparse):
-        solver.repeated(set(solver.patterns) - once, batches)
+        solver.looked_up(sorted(tables))
+        solver.repeated(wanted - once - tables, batches)
         solver.once(once, batches)
 
 
@@ -261,10 +263,11 @@ def _take_statistics(model: nn.Module, batches: Sequence[Any]) -> None:
 
 def _agreement(dense: nn.Module, sparse: nn.Module, batches: Sequence[Any]) -> Agreement | None:
     """How far the outputs of both models are apart."""
+    words = {module.num_embeddings for module in dense.modules() if isinstance(module, nn.Embedding)}
     seen = Differences()
     for number, batch in enumerate(batches):
         with calibrating(dense, sparse), blamed_on_batch(number, "sparsify: held_back"):
-            seen.add(*(list(tensors_in(call(model, batch))) for model in (dense, sparse)))
+            seen.add(call(dense, batch), call(sparse, batch), words)
     return seen.agreement()
 
 
