@@ -25,7 +25,7 @@ from secateur.ops.product import MatrixProduct
 from secateur.progress import progress
 from secateur.sparse.layers import NUMBERS, Survey, input_order
 from secateur.sparse.patterns import Pattern, Unstructured
-from secateur.sparse.problem import Method, Problem
+from secateur.sparse.problem import Method, Problem, staying
 from secateur.sparse.report import SparseLayer
 
 _WHAT = "sparsify"
@@ -120,15 +120,13 @@ class Solver:
     # tables that rows are looked up in --------------------------------------------------------------------------
 
     def looked_up(self, names: Collection[str]) -> None:
-        """What is read of them is multiplied with nothing: every entry is an output, and counts by its own size."""
+        """Nothing can make up for an entry that is handed on as it is: by any method, the smallest go."""
         for name in names:
-            into = self.sparse.get_parameter(name)
-            weight = self.dense.get_parameter(name).detach().float().cpu().unsqueeze(0)
-            alone = torch.eye(weight.shape[2]).unsqueeze(0)
-            solved = self._solved(Problem(weight, alone, weight, weight != 0, torch.ones(weight.shape[:2])), name)
-            into.copy_(solved[0])
-            off = float((solved - weight).square().sum() / weight.square().sum().clamp_min(1e-30))
-            self._note(name, weight, solved, (0.0, off))
+            weight = self.dense.get_parameter(name).detach().unsqueeze(0)
+            solved = torch.where(staying(weight.abs().float(), weight != 0, self.patterns[name]), weight, 0)
+            self.sparse.get_parameter(name).copy_(solved[0])
+            off, size = (float(t.float().square().sum()) for t in (weight - solved, weight))
+            self._note(name, weight, solved, (0.0, off / max(size, 1e-30)))
 
     # one weight ---------------------------------------------------------------------------------------------------
 
