@@ -191,7 +191,8 @@ def _check_fit(survey: Survey, pattern: Pattern, wanted: Sequence[str]) -> None:
     if odd:
         some = "; ".join(f"{name}: {why}" for name, why in list(odd.items())[:4])
         names = ", ".join(map(repr, _globs(odd, survey.shapes)))
-        raise PlanError(f"{pattern} does not fit {len(odd)} weights ({some}); leave them dense: protect=({names},)")
+        many = "1 weight" if len(odd) == 1 else f"{len(odd)} weights"
+        raise PlanError(f"{pattern} does not fit {many} ({some}); leave such dense: protect=({names},)")
 
 
 def _globs(names: Collection[str], among: Collection[str]) -> list[str]:
