@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
@@ -82,7 +82,7 @@ def sparsify(
     """
     with together("sparsify"):
         check("sparsify", PlanError, locals(), masks=FLAG)
-        job = OneShot.of(pattern, method, protect, include, spread, streams=streams, statistics=statistics)
+        job = OneShot(pattern, method, protect, include, spread, streams, statistics)
         inner, read = unwrapped(model, shard, "sparsify"), taken(batches, "sparsify")
         with read as data, judges(held_back) as kept_back, sharded_anew(inner, shard), transaction(inner) as undo:
             undo.keep(*inner.buffers())
@@ -102,37 +102,24 @@ class OneShot:
     """Which zeros a model is to get, and how they are found."""
 
     pattern: Pattern
-    method: Any
-    solve: Method
-    protect: tuple[str, ...]
-    include: tuple[str, ...]
-    spread: Spread | None
-    streams: bool
-    statistics: bool
-    begun: float
+    method: Any = None
+    protect: str | Sequence[str] = ()
+    include: str | Sequence[str] = ()
+    spread: Spread | None = None
+    streams: bool = False
+    statistics: bool = True
+    begun: float = field(default_factory=time.perf_counter)
 
-    @staticmethod
-    def of(
-        pattern: Pattern,
-        method: Any = None,
-        protect: Any = (),
-        include: Any = (),
-        spread: Any = None,
-        *,
-        streams: bool = False,
-        statistics: bool = True,
-    ) -> OneShot:
-        """What was asked for, checked as far as no model is needed for it."""
-        flags = {"streams": FLAG, "statistics": FLAG}
-        check("sparsify", PlanError, locals(), pattern=_PATTERN, protect=NAMES, include=NAMES, spread=_SPREAD, **flags)
-        names = listed(protect), listed(include)
-        return OneShot(pattern, method, _method(method), *names, spread, streams, statistics, time.perf_counter())
+    def __post_init__(self) -> None:
+        rules = {"protect": NAMES, "include": NAMES, "spread": _SPREAD, "streams": FLAG, "statistics": FLAG}
+        check("sparsify", PlanError, vars(self), pattern=_PATTERN, **rules)
+        _method(self.method)
 
     def surveyed(self, model: nn.Module, example: Any) -> tuple[Survey, tuple[str, ...]]:
         """What a run of the model multiplies data with, and which of these weights get zeros."""
         with calibrating(model):
             survey = Survey.of(model, example)
-        return survey, chosen(survey, self.pattern, self.protect, self.include)
+        return survey, chosen(survey, self.pattern, listed(self.protect), listed(self.include))
 
     def solved(
         self,
@@ -145,15 +132,15 @@ class OneShot:
         """Put zeros into a model whose weights are those of a dense one, which is only read; what came of it."""
         survey, names = found
         patterns = _patterns(self.pattern, self.spread, dense, names, batches)
-        ours = isinstance(self.method, _OURS)
-        solver = Solver(dense, sparse, self.solve, patterns, survey.streams if self.streams else {}, ours)
+        solve, ours = _method(self.method), isinstance(self.method, _OURS)
+        solver = Solver(dense, sparse, solve, patterns, survey.streams if self.streams else {}, ours)
         _solve_all(solver, survey, batches)
         if self.statistics:
             _take_statistics(sparse, batches)
         layers, alone = solver.layers(), solver.left_alone(survey)
         agreement = _agreement(dense, sparse, held_back)
         took = time.perf_counter() - self.begun
-        return Sparsified(*described(self.pattern, self.method or self.solve), layers, alone, agreement, took)
+        return Sparsified(*described(self.pattern, self.method or solve), layers, alone, agreement, took)
 
 
 def judges(held_back: Any) -> AbstractContextManager[Sequence[Any]]:
