@@ -124,3 +124,15 @@ def test_the_advice_names_all_that_does_not_fit_and_no_more() -> None:
     assert protect == ("0.weight", *(f"{i}.0.weight" for i in range(1, 13)))
     report = sec.sparsify(net, batches, sec.NM(2, 4), method=sec.Magnitude(), protect=protect)
     assert [layer.name for layer in report.layers] == [f"{i}.1.weight" for i in range(1, 13)]
+
+
+def test_a_tied_embedding_is_solved_once_and_before_what_reads_it() -> None:
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 1, "vocab_size": 40}
+    model = LlamaForCausalLM(LlamaConfig(**sizes, num_attention_heads=2, tie_word_embeddings=True)).eval()
+    batches = [{"input_ids": batch} for batch in _tokens()]
+    report = sec.sparsify(model, batches, sec.NM(2, 4), include="*embed_tokens*")
+    assert report.layers[0].name == "model.embed_tokens.weight"
+    assert model.lm_head.weight is model.model.embed_tokens.weight
+    assert ((model.lm_head.weight.view(-1, 4) != 0).sum(1) == 2).all()
+    assert len(report.layers) == 8
