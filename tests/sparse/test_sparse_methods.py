@@ -8,10 +8,12 @@ import torch
 from torch import Tensor
 
 from secateur.sparse.admm import ADMM, on_support
+from secateur.sparse.magnitude import magnitude
 from secateur.sparse.patterns import NM, Block, Pattern, Unstructured
 from secateur.sparse.problem import Method, Problem
-from secateur.sparse.scores import RIA, magnitude, wanda
+from secateur.sparse.ria import RIA
 from secateur.sparse.sparsegpt import SparseGPT
+from secateur.sparse.wanda import wanda
 
 METHODS: tuple[Method, ...] = (magnitude, wanda, RIA(), SparseGPT(), ADMM(), ADMM(dense=False))
 METHOD_NAMES = tuple(getattr(method, "__name__", str(method)) for method in METHODS)

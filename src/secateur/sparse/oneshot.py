@@ -25,13 +25,15 @@ from secateur.prune import custom_from_mask, remove
 from secateur.prune.sites import find_hook
 from secateur.sparse.admm import ADMM
 from secateur.sparse.layers import Survey, chosen
+from secateur.sparse.magnitude import magnitude
 from secateur.sparse.patterns import NM, Pattern
 from secateur.sparse.problem import Method
 from secateur.sparse.report import Agreement, Differences, Sparsified, described
-from secateur.sparse.scores import RIA, magnitude, wanda
+from secateur.sparse.ria import RIA
 from secateur.sparse.solve import Solver
 from secateur.sparse.sparsegpt import SparseGPT
 from secateur.sparse.spread import Spread
+from secateur.sparse.wanda import wanda
 from secateur.state.transaction import transaction
 from secateur.state.twin import copied
 
