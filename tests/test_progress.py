@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import pty
+import re
 import sys
 from collections.abc import Iterator
 
@@ -42,6 +43,7 @@ def test_a_bar_on_a_terminal_is_gone_at_the_end() -> None:
     written = on_a_terminal("print('sum', sum(progress([1, 2, 3], 'adding')))")
     assert "adding" in written
     assert "100%" in written
+    assert re.search(r"\d:\d\d:\d\d|-:--:--", written)  # the time left
     assert "sum 6" in written
     assert written.index("\x1b[2K", written.rindex("adding")) < written.index("sum 6")  # the line is cleared
 

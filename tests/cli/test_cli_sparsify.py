@@ -88,6 +88,18 @@ def test_another_model_becomes_a_file_for_load(command: Command, tmp_path: Path)
     assert int((fresh[2].weight == 0).sum()) == 64
 
 
+def test_blocks_in_what_is_named(command: Command, tmp_path: Path) -> None:
+    which = ["--block", "2x1:0.5", "--protect", "0", "--include", "4.weight", "--method", "magnitude"]
+    done = command(
+        "sparsify", "net.py:build", *which, "--data", "net.py:examples", "--out", str(tmp_path / "out"), "--json"
+    )
+    assert done.code == Exit.DONE, done.err
+    told = json.loads(done.out)
+    assert [layer["name"] for layer in told["layers"]] == ["2.weight", "4.weight"]
+    assert told["left_alone"] == {"0.weight": "protected"}
+    assert told["sparsity"] == 0.5
+
+
 @pytest.mark.parametrize(
     ("options", "exit_", "says"),
     [

@@ -1,5 +1,6 @@
 """Tensors that are mostly zeros: small in the file, the same bits afterwards; files made to attack are refused."""
 
+import zlib
 from pathlib import Path
 
 import pytest
@@ -9,8 +10,10 @@ from safetensors import safe_open
 from torch import Tensor, nn
 
 import secateur as sec
+from secateur import prune
 from secateur.errors import FileError
 from secateur.io.packed import packed
+from secateur.sparse import Pattern
 
 
 def _sparse_net() -> nn.Sequential:
@@ -24,13 +27,31 @@ def _fresh() -> nn.Sequential:
     return nn.Sequential(nn.Linear(64, 256), nn.ReLU(), nn.Linear(256, 64), nn.ReLU(), nn.Linear(64, 4))
 
 
-def test_half_zeros_take_little_more_than_half(tmp_path: Path) -> None:
-    net = _sparse_net()
+PATTERNS = (sec.Unstructured(0.5), sec.NM(2, 4), sec.NM(4, 8), sec.Block(4, 1))
+
+
+@pytest.mark.parametrize("pattern", PATTERNS, ids=str)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+def test_half_zeros_take_at_most_0_55_of_the_file(dtype: torch.dtype, pattern: Pattern, tmp_path: Path) -> None:
+    net = _fresh().to(dtype)
+    sec.save(net, tmp_path / "dense.safetensors")
+    sec.sparsify(net, [torch.randn(64, 64, dtype=dtype)], pattern, method=sec.Magnitude())
     sec.save(net, tmp_path / "sparse.safetensors")
-    dense = sum(p.numel() * 4 for p in net.parameters())
-    assert (tmp_path / "sparse.safetensors").stat().st_size < 0.57 * dense  # with the header and the dense biases
-    loaded = sec.load(tmp_path / "sparse.safetensors", _fresh())
-    assert all(torch.equal(a, b) for a, b in zip(net.parameters(), loaded.parameters(), strict=True))
+    dense, sparse = ((tmp_path / f"{name}.safetensors").stat().st_size for name in ("dense", "sparse"))
+    assert sparse <= 0.55 * dense  # with the header, the biases and the head
+    loaded = sec.load(tmp_path / "sparse.safetensors", _fresh().to(dtype))
+    for a, b in zip(net.parameters(), loaded.parameters(), strict=True):
+        assert torch.equal(a.view(torch.uint8), b.view(torch.uint8))
+
+
+def test_zeros_that_masks_left_are_as_small(tmp_path: Path) -> None:
+    """A mask times a weight below zero is a negative zero, which is other bits; `remove` leaves none."""
+    net = _fresh()
+    for layer in (net[0], net[2]):
+        prune.remove(prune.l1_unstructured(layer, "weight", amount=0.5), "weight")
+        assert not layer.weight[layer.weight == 0].signbit().any()
+    sec.save(net, tmp_path / "net.safetensors")
+    assert (tmp_path / "net.safetensors").stat().st_size <= 0.55 * sum(p.numel() * 4 for p in net.parameters())
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16, torch.int8])
@@ -74,25 +95,41 @@ def _rewritten(path: Path, **changes: Tensor | None) -> None:
     safetensors.torch.save_file(tensors, path, metadata)
 
 
+def deflated(size: int, more: bytes = b"", byte: int = 0) -> Tensor:
+    """So many bytes of one kind, deflated as `save` does."""
+    stream = zlib.compressobj(1, zlib.DEFLATED, -15, 9, zlib.Z_HUFFMAN_ONLY)
+    made = stream.compress(bytes([byte]) * size) + stream.flush() + more
+    return torch.frombuffer(bytearray(made), dtype=torch.uint8)
+
+
 @pytest.mark.parametrize(
     ("changes", "says"),
     [
         ({"0__weight:values": None}, "missing or there twice"),
         ({"0__weight": torch.zeros(256, 64)}, "missing or there twice"),
-        ({"0__weight:values": torch.zeros(7)}, "does not fit its 7 values"),
-        ({"0__weight:mask": torch.full((2048,), 255, dtype=torch.uint8)}, "does not fit"),
+        ({"0__weight:values": torch.zeros(7, dtype=torch.uint8)}, "its values are not the 8192 of its mask"),
+        ({"0__weight:values": deflated(4 * 8192 - 4)}, "its values are not the 8192"),
+        ({"0__weight:values": deflated(4 * 8192 + 4)}, "its values are not the 8192"),
+        ({"0__weight:values": deflated(4 * 8192, b"more")}, "its values are not the 8192"),
+        ({"0__weight:values": deflated(4 * 8192)[:-1]}, "its values are not the 8192"),
+        ({"0__weight:values": torch.zeros(7)}, "not those of one tensor"),
+        ({"0__weight:mask": deflated(2048, byte=255)}, "its values are not the 16384 of its mask"),
+        ({"0__weight:mask": deflated(2047)}, "its mask is not that of its entries"),
+        ({"0__weight:mask": deflated(2**24)}, "its mask is not that of its entries"),  # far more than is wanted
+        ({"0__weight:mask": torch.zeros(300, dtype=torch.uint8)}, "its mask is not that of its entries"),
         ({"0__weight:mask": torch.zeros(3, dtype=torch.uint8)}, "not those of one tensor"),
         ({"0__weight:mask": torch.zeros(2048, dtype=torch.int64)}, "not those of one tensor"),
-        ({"0__weight:shape": torch.tensor([-256, -64])}, "not those of one tensor"),
-        ({"0__weight:shape": torch.tensor([2**40, 2**40])}, "not those of one tensor"),
-        ({"0__weight:shape": torch.ones(65, dtype=torch.int64)}, "not those of one tensor"),
-        ({"0__weight:shape": torch.tensor([256.0, 64.0])}, "not those of one tensor"),
-        ({"0__weight:shape": torch.tensor([64, 256])}, r"\[64, 256\] in the file"),
+        ({"0__weight:like": torch.zeros(256, 64)}, "not those of one tensor"),
+        ({"0__weight:like": torch.zeros(())}, "not those of one tensor"),
+        ({"0__weight:like": torch.zeros(0, 2**30, 2**30)}, "not those of one tensor"),
+        ({"0__weight:like": torch.zeros(0, *[1] * 63, 64, 256)}, "not those of one tensor"),
+        ({"0__weight:like": torch.zeros(0, 64, 256)}, r"\[64, 256\] in the file"),
+        ({"0__weight:like": torch.zeros(0, 256, 64, dtype=torch.float64)}, "its values are not the 8192"),
         (
             {
-                "0__weight:shape": torch.tensor([2**16, 2**8]),
-                "0__weight:mask": torch.zeros(2**21, dtype=torch.uint8),
-                "0__weight:values": torch.zeros(0),
+                "0__weight:like": torch.zeros(0, 2**16, 2**8),
+                "0__weight:mask": torch.zeros(2**18, dtype=torch.uint8),
+                "0__weight:values": torch.zeros(0, dtype=torch.uint8),
             },
             r"\[65536, 256\] in the file",
         ),

@@ -2,6 +2,7 @@
 
 import copy
 import math
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -156,6 +157,21 @@ def test_a_weight_that_two_layers_share_stays_shared() -> None:
     assert int((net[0].weight == 0).sum()) == 32
 
 
+def test_a_weight_that_two_layers_share_is_solved_for_both() -> None:
+    """The same by hand: the rows of both uses in the dense model, together."""
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 8), nn.Linear(8, 2))
+    net[2].weight = net[0].weight
+    x, weight = torch.cat(_batches()), net[0].weight.detach().clone()
+    with torch.no_grad():
+        rows = torch.cat([x, net[1](net[0](x))])
+    sec.sparsify(net, _batches(), sec.NM(2, 4))
+    both = sec.ADMM()(sec.sparse.Problem.of(weight, rows), sec.NM(2, 4))[0]
+    first = sec.ADMM()(sec.sparse.Problem.of(weight, x), sec.NM(2, 4))[0]
+    assert torch.allclose(net[0].weight, both, atol=1e-4)
+    assert not torch.allclose(net[0].weight, first, atol=1e-2)
+
+
 def test_zeros_and_masks_that_are_there_stay() -> None:
     net = _net()
     prune.l1_unstructured(net[2], "weight", amount=0.75)
@@ -168,18 +184,62 @@ def test_zeros_and_masks_that_are_there_stay() -> None:
     assert int((net[0].weight == 0).sum()) == 128
 
 
-def test_masks_keep_zeros_through_training() -> None:
+OPTIMIZERS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
+    "SGD": lambda p: torch.optim.SGD(p, 1e-4, momentum=0.9, weight_decay=0.1, nesterov=True),
+    "Adam": lambda p: torch.optim.Adam(p, 1e-2),
+    "AdamW": lambda p: torch.optim.AdamW(p, 1e-2, weight_decay=0.1, amsgrad=True),
+    "RMSprop": lambda p: torch.optim.RMSprop(p, 1e-3, momentum=0.9, centered=True),
+    "Adagrad": lambda p: torch.optim.Adagrad(p, 1e-2),
+    "Adafactor": lambda p: torch.optim.Adafactor(p, 1e-2),
+    "Rprop": lambda p: torch.optim.Rprop(p, 1e-3),
+    "LBFGS": lambda p: torch.optim.LBFGS(p, 1e-4, max_iter=2),
+}
+
+
+@pytest.mark.parametrize("kind", OPTIMIZERS)
+def test_masks_keep_zeros_through_training(kind: str) -> None:
     net = _net()
-    sec.sparsify(net, _batches(), sec.NM(2, 4), masks=True)
-    optimizer = torch.optim.Adam(net.parameters(), 1e-2)
+    sec.sparsify(net, _batches(), sec.NM(2, 4), method=sec.Magnitude(), masks=True)
+    optimizer = OPTIMIZERS[kind](net.parameters())
     before = net[2].weight.detach().clone()
     for batch in _batches():
-        optimizer.zero_grad()
-        net(batch).square().sum().backward()
-        optimizer.step()
+
+        def loss(batch: Tensor = batch) -> float:
+            optimizer.zero_grad()
+            lost = net(batch).square().sum()
+            lost.backward()
+            return float(lost.detach())
+
+        optimizer.step(loss)
     net(_batches()[0])
     assert ((before == 0) == (net[2].weight == 0)).all()
     assert not torch.equal(before, net[2].weight)
+
+
+def test_a_bar_goes_over_the_layers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Their number is known beforehand: so is the time left."""
+    seen = []
+
+    def progress(items: Any, what: str) -> Any:
+        seen.append((what, len(items)))
+        return iter(items)
+
+    monkeypatch.setattr("secateur.sparse.solve.progress", progress)
+    sec.sparsify(_net(), _batches(), sec.NM(2, 4))
+    assert seen == [("sparsify", 2)]
+
+
+def test_two_of_four_are_what_sparse_tensor_cores_take() -> None:
+    """torch's own packing for them, whose Python form runs anywhere: unpacked, it is the weight."""
+    packing = pytest.importorskip("torch.sparse._semi_structured_conversions")
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 2)).half().float()
+    batches, dense = [torch.randn(128, 64)], net[0].weight.detach().clone()
+    sec.sparsify(net, batches, sec.NM(2, 4))
+    weight = net[0].weight.detach().half()
+    back, there = packing.sparse_semi_structured_to_dense_cutlass, packing.sparse_semi_structured_from_dense_cutlass
+    assert torch.equal(back(*there(weight)), weight)
+    assert not torch.equal(back(*there(dense.half())), dense.half())
 
 
 class _LowRank(nn.Module):

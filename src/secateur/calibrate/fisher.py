@@ -1,6 +1,6 @@
 """How much a change of each layer's outputs would change what the model puts out."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from typing import Any
 
 import torch
@@ -146,7 +146,7 @@ def _let_go(gradient: Tensor) -> Tensor:
     return gradient.new_zeros(()).expand_as(gradient)
 
 
-def answers(output: Any, vocabularies: set[int]) -> tuple[list[Tensor], bool]:
+def answers(output: Any, vocabularies: Set[int]) -> tuple[list[Tensor], bool]:
     """What counts of a model's output, and whether these are logits: a table of samples and classes, or one for each
     entry of a vocabulary.
 

@@ -1,13 +1,16 @@
 """Tensors that are mostly zeros, as a bit for each entry and the values that are not zero.
 
-In a file, such a tensor `name` is three: `name:mask`, the bits, eight in a byte, the first the highest, in row-major
-order; `name:values`; and `name:shape`. Zero means that all bits of an entry are zero, so that what is read back is bit
-for bit what was written, negative zeros and NaNs included.
+In a file, such a tensor `name` is three: `name:like`, which has its type, its shape behind a 0, and no elements;
+`name:mask`, the bits, eight in a byte, the first the highest, in row-major order; and `name:values`, the highest byte
+of every value, then the next one of every value, and so on. Mask and values are deflated (RFC 1951) by how often each
+byte occurs: exponents are few, and so are the bytes of a pattern such as 2:4. Zero means that all bits of an entry are
+zero, so that what is read back is bit for bit what was written, negative zeros and NaNs included.
 """
 
 from __future__ import annotations
 
 import math
+import zlib
 from collections.abc import Mapping
 from typing import Any
 
@@ -17,11 +20,12 @@ from torch import Tensor
 
 from secateur.errors import FileError
 
-_MASK, _VALUES, _SHAPE = _ENDS = ":mask", ":values", ":shape"
+_LIKE, _MASK, _VALUES = _ENDS = ":like", ":mask", ":values"
 _LEAST = 1024  # entries below which a tensor stays as it is
-_WORTH = 0.9  # of its size, what a packed tensor takes at most
+_WORTH = 0.9  # of its size, what bits and values take at most
 _DEEPEST = 64  # dimensions
 _INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+_RAW = -15  # to zlib: a stream without header and checksum
 _DAMAGED = "it is damaged or was not written by secateur.save"
 
 
@@ -30,8 +34,9 @@ def packed(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
     >>> weight = torch.zeros(64, 64)
     >>> weight[0, :3] = torch.tensor([1.0, 2.0, 3.0])
-    >>> {name: tuple(part.shape) for name, part in packed({"weight": weight}).items()}
-    {'weight:mask': (512,), 'weight:values': (3,), 'weight:shape': (2,)}
+    >>> parts = packed({"weight": weight})
+    >>> list(parts), sum(part.numel() * part.itemsize for part in parts.values()) < 0.01 * 4 * weight.numel()
+    (['weight:like', 'weight:mask', 'weight:values'], True)
     """
     made: dict[str, Tensor] = {}
     for name, tensor in tensors.items():
@@ -43,7 +48,7 @@ def packed(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def _parts(tensor: Tensor) -> dict[str, Tensor] | None:
-    """A tensor's bits, values and shape; None where these would take about as much as itself."""
+    """A tensor's kind, bits and values; None where these would take about as much as itself."""
     integers = _INTEGERS.get(tensor.dtype.itemsize)
     if integers is None or tensor.dtype is torch.bool or tensor.numel() < _LEAST:
         return None
@@ -52,8 +57,27 @@ def _parts(tensor: Tensor) -> dict[str, Tensor] | None:
     size = int(there.sum()) * tensor.dtype.itemsize + tensor.numel() / 8
     if size > _WORTH * tensor.numel() * tensor.dtype.itemsize:
         return None
-    bits = torch.from_numpy(np.packbits(there.numpy()))
-    return {_MASK: bits, _VALUES: flat[there], _SHAPE: torch.tensor(tensor.shape, dtype=torch.int64)}
+    values = flat[there].view(torch.uint8).view(-1, tensor.dtype.itemsize)
+    like = torch.empty((0, *tensor.shape), dtype=tensor.dtype)
+    return {_LIKE: like, _MASK: _deflated(np.packbits(there.numpy())), _VALUES: _deflated(values.numpy().T[::-1])}
+
+
+def _deflated(numbers: Any) -> Tensor:
+    """Bytes in fewer."""
+    stream = zlib.compressobj(1, zlib.DEFLATED, _RAW, 9, zlib.Z_HUFFMAN_ONLY)
+    made = stream.compress(np.ascontiguousarray(numbers).data) + stream.flush()
+    return torch.frombuffer(bytearray(made), dtype=torch.uint8)
+
+
+def _inflated(stored: Tensor, size: int) -> Any:
+    """So many bytes; None where others are stored. No more than these are made."""
+    stream = zlib.decompressobj(_RAW)
+    try:
+        made = stream.decompress(stored.numpy().data, size + 1)
+    except zlib.error:
+        return None
+    whole = len(made) == size and stream.eof and not stream.unused_data
+    return np.frombuffer(made, np.uint8) if whole else None
 
 
 class Unpacking:
@@ -83,32 +107,35 @@ class Unpacking:
 
     def dtype(self, name: str) -> str:
         """Of a tensor, as the format calls it."""
-        return str(self._file.get_slice(name + _VALUES if name in self._shapes else name).get_dtype())
+        return str(self._file.get_slice(name + _LIKE if name in self._shapes else name).get_dtype())
 
     def get_tensor(self, name: str) -> Tensor:
         """A tensor, unpacked."""
         if name not in self._shapes:
             found: Tensor = self._file.get_tensor(name)
             return found
-        shape, bits, values = self._shapes[name], *(self._file.get_tensor(name + end) for end in (_MASK, _VALUES))
-        count = math.prod(shape)
-        there = torch.from_numpy(np.unpackbits(bits.numpy())).bool()
-        if bool(there[count:].any()) or int(there.sum()) != len(values):
-            raise FileError(f"{name!r:.80} is packed, and its mask does not fit its {len(values)} values; {_DAMAGED}")
-        made = torch.zeros(count, dtype=values.dtype)
-        made[there[:count]] = values
+        shape, (like, mask, values) = self._shapes[name], (self._file.get_tensor(name + end) for end in _ENDS)
+        bits = _inflated(mask, -(-math.prod(shape) // 8))
+        there = None if bits is None else torch.from_numpy(np.unpackbits(bits)).bool()
+        if there is None or bool(there[math.prod(shape) :].any()):
+            raise FileError(f"{name!r:.80} is packed, and its mask is not that of its entries; {_DAMAGED}")
+        made = torch.zeros(math.prod(shape), dtype=like.dtype)
+        width, count = like.dtype.itemsize, int(there.sum())
+        planes = _inflated(values, count * width)
+        if planes is None:
+            raise FileError(f"{name!r:.80} is packed, and its values are not the {count} of its mask; {_DAMAGED}")
+        bytes_of_each = planes.reshape(width, count)[::-1].T.copy()
+        made[there[: len(made)]] = torch.from_numpy(bytes_of_each).view(-1).view(like.dtype)
         return made.view(shape)
 
     def _shape(self, name: str) -> tuple[int, ...]:
-        """The shape of a packed tensor, of which its other parts are seen to be."""
+        """The shape of a packed tensor, of which its other parts are seen to be; a byte is no less than a bit."""
         slices = {end: self._file.get_slice(name + end) for end in _ENDS}
-        kinds = {end: (part.get_dtype(), len(part.get_shape())) for end, part in slices.items()}
-        fits = kinds[_MASK] == ("U8", 1) and kinds[_VALUES][1] == 1 and kinds[_SHAPE] == ("I64", 1)
-        if fits and slices[_SHAPE].get_shape()[0] <= _DEEPEST:
-            shape = tuple(int(n) for n in self._file.get_tensor(name + _SHAPE))
-            bits = slices[_MASK].get_shape()[0]
-            if min(shape, default=0) >= 0 and -(-math.prod(shape) // 8) == bits:
-                return shape
+        kinds = {end: (slices[end].get_dtype(), len(slices[end].get_shape())) for end in (_MASK, _VALUES)}
+        nothing, *shape = slices[_LIKE].get_shape() or [1]
+        fits = set(kinds.values()) == {("U8", 1)} and nothing == 0 and len(shape) <= _DEEPEST
+        if fits and -(-math.prod(shape) // 8) <= 8 * slices[_MASK].get_shape()[0]:
+            return tuple(shape)
         raise FileError(f"{name!r:.80} is packed, and its parts are not those of one tensor; {_DAMAGED}")
 
 

@@ -174,9 +174,7 @@ class _PatchProduct(MatrixProduct):
         if self.geometry.transposed:  # (in, out / groups, …), and the kernel runs the other way
             weight = weight.flip(tuple(range(3, weight.ndim))).transpose(1, 2)
         if any(n > 1 for n in weight.shape[2:]):
-            shape = self.weight.shape
-            ins = shape[0] // self.groups if self.geometry.transposed else shape[1]
-            weight = weight.expand(*weight.shape[:2], ins, *shape[2:])
+            weight = weight.expand(*weight.shape[:2], self.inputs, *self._kernel)
         return weight.flatten(2)
 
     def write(self, weight: Tensor) -> None:
@@ -191,8 +189,11 @@ class _PatchProduct(MatrixProduct):
 
     @property
     def summed(self) -> int:
-        channels = self.weight.shape[0] // self.groups if self.geometry.transposed else self.weight.shape[1]
-        return channels * math.prod(self._kernel)
+        return self.inputs * math.prod(self._kernel)
+
+    @property
+    def inputs(self) -> int:
+        return self.weight.shape[0] // self.groups if self.geometry.transposed else self.weight.shape[1]
 
     def sample(self, rows: int, offset: int = 0) -> Sample:
         places = self.geometry.spots(self.data.shape[2:], self._kernel)

@@ -69,6 +69,11 @@ class MatrixProduct(ABC):
     def summed(self) -> int:
         """How many elements a sum is over."""
 
+    @property
+    def inputs(self) -> int:
+        """How many of these are at one place of a kernel: an element of each input, and then the next place's."""
+        return self.summed
+
     @abstractmethod
     def sample(self, rows: int, offset: int = 0) -> Sample:
         """A choice of about `rows` of the rows, spread evenly; all if there are no more."""

@@ -117,7 +117,7 @@ class BasePruningMethod(ABC):
         at_rest(module)
         orig, _ = self._sources(module)
         name = self._tensor_name
-        weight = self.apply_mask(module).detach()
+        weight = self.apply_mask(module).detach() + 0  # a mask makes negative zeros of what is below; now they are zero
         with transaction(module):
             module.__dict__.pop(name, None)
             del module._parameters[name + "_orig"]

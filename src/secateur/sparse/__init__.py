@@ -7,7 +7,7 @@ from secateur.sparse.oneshot import sparsify
 from secateur.sparse.patterns import NM, Block, Pattern, Unstructured
 from secateur.sparse.problem import Method, Problem
 from secateur.sparse.report import Agreement, SparseLayer, Sparsified
-from secateur.sparse.scores import RIA
+from secateur.sparse.ria import RIA
 from secateur.sparse.sparsegpt import SparseGPT
 from secateur.sparse.spread import Prices, Spread
 

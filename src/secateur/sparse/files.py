@@ -65,7 +65,7 @@ def zeros_in_files(
     files: Checkpoint, pattern: Pattern, batches: Any, out: str | os.PathLike[str], *, held_back: Any, **options: Any
 ) -> Sparsified:
     """Write a checkpoint with zeros; what came of it."""
-    job = OneShot.of(pattern, **options)
+    job = OneShot(pattern, **options)
     with about(out) as place:
         check_target(files.shards.folder, place)
     with taken(batches, _WHAT) as data, judges(held_back) as kept_back:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
@@ -20,6 +21,8 @@ from secateur.planning.names import named
 from secateur.sparse.patterns import Pattern
 from secateur.tracing.examples import tensors_in
 
+NUMBERS = re.compile(r"\d+")  # in names: layers of one form differ in these
+
 
 @dataclass
 class Survey:
@@ -34,7 +37,7 @@ class Survey:
     """
 
     products: Counter[str] = field(default_factory=Counter)  # how often each parameter is multiplied with data
-    shapes: dict[str, tuple[int, int]] = field(default_factory=dict)  # outputs and inputs of each
+    shapes: dict[str, tuple[int, int]] = field(default_factory=dict)  # outputs and inputs of each, and of embeddings
     whole: set[str] = field(default_factory=set)  # parameters that are multiplied as a whole
     followed: set[str] = field(default_factory=set)  # whose results go into another product
     routers: set[str] = field(default_factory=set)  # whose results are ranked
@@ -59,12 +62,12 @@ class Survey:
     def exempt(self) -> dict[str, str]:
         """The parameters that are left alone unless they are asked for, and why."""
         kinds = ((self.heads, "the head"), (self.routers, "a router"), (self.embeddings, "an embedding"))
-        return {name: why for names, why in kinds for name in names if name in self.products}
+        return {name: why for names, why in kinds for name in sorted(names) if name in self.shapes}
 
     def unfit(self) -> dict[str, str]:
         """The parameters that cannot get zeros, and why."""
         ways = {name for name, parts in self.parts.items() if len(parts) > 1 and self._overlap(name)}
-        unseen = dict.fromkeys(self.unseen - self.embeddings, "not itself multiplied with data in the first batch")
+        unseen = dict.fromkeys(sorted(self.unseen), "not itself multiplied with data in the first batch")
         return {**unseen, **dict.fromkeys(ways, "read in more than one way, such as transposed")}
 
     def _overlap(self, name: str) -> bool:
@@ -95,7 +98,7 @@ class _Flow:
         found.parts.setdefault(name, set()).add(product.part)
         found.unseen.discard(name)
         groups, outputs, _ = product.weight.shape
-        found.shapes[name] = groups * outputs, inputs_of(product)
+        found.shapes[name] = groups * outputs, of.inputs
         if of.weight.numel() == self._parameters.tensors[name].numel():
             found.whole.add(name)
         found.followed |= self._of(of.data)
@@ -110,7 +113,7 @@ class _Flow:
         if step.op in RANKED:
             self._found.routers |= sources
         if step.op in LOOKED_UP and (name := self._parameters.name(step.args[0])) is not None:
-            self._found.embeddings.add(name)
+            self._table(name)
         if step.op in SUMS and len(given) == 2 == len(step.args) and not step.kwargs:
             self._sum(*given)
         memory = {storage_id(tensor) for tensor in given}
@@ -122,6 +125,14 @@ class _Flow:
                 self._made[at] = step.number
                 self._results.pop(at, None)
         return out
+
+    def _table(self, name: str) -> None:
+        """Rows of a parameter are looked up."""
+        found, whole = self._found, self._parameters.tensors[name]
+        found.embeddings.add(name)
+        if whole.ndim == 2 and name in self._learnt:
+            found.shapes.setdefault(name, (whole.shape[0], whole.shape[1]))
+            found.unseen.discard(name)
 
     def _sum(self, one: Tensor, other: Tensor) -> None:
         """The result of a product is added to something: if that was there before it, it is a residual stream."""
@@ -136,46 +147,31 @@ class _Flow:
         return self._from.get(storage_id(tensor), frozenset())
 
 
-def inputs_of(product: ParameterProduct) -> int:
-    """How many inputs a product has, a convolution at one place of its kernel.
+def input_order(inputs: int, summed: int) -> Tensor | None:
+    """The summed elements of a product in the order in which the inputs at one place of its kernel follow each other.
 
-    >>> from secateur.calibrate import calibrating
-    >>> net = nn.Conv2d(4, 8, 3)
-    >>> with calibrating(net):
-    ...     Survey.of(net, torch.zeros(1, 4, 5, 5)).shapes
-    {'weight': (8, 4)}
-    """
-    order = input_order(product)
-    return product.of.summed if order is None else order[1]
-
-
-def input_order(product: ParameterProduct) -> tuple[Tensor, int] | None:
-    """The summed elements in the order in which the inputs at one place of the kernel follow each other, and how many.
+    >>> input_order(inputs=2, summed=6)  # those of the first of three places, of the second, of the third
+    tensor([0, 3, 1, 4, 2, 5])
 
     None where that is the order that they have.
     """
-    varying = sorted(dim for dim, index in product.index.items() if index.shape[2] > 1)
-    if len(varying) < 2:
+    if inputs in (1, summed):
         return None
-    key = torch.zeros(product.of.summed, dtype=torch.long)
-    for dim in (*varying[1:], varying[0]):  # the first is that of the inputs: it varies fastest
-        index = product.index[dim][0, 0]
-        key = key * (int(index.max()) + 1) + index
-    size = int(product.index[varying[0]][0, 0].unique().numel())
-    return key.argsort(), size
+    return torch.arange(summed).view(inputs, -1).T.flatten()
 
 
 def chosen(survey: Survey, pattern: Pattern, protect: Collection[str], include: Collection[str]) -> tuple[str, ...]:
     """The parameters that get zeros, in the order of the run; refused where one cannot have the pattern."""
+    weights = list(survey.shapes)
     for what, globs in (("protect", protect), ("include", include)):
         for glob in globs:
-            if not isinstance(glob, str) or not any(named(name, glob) for name in survey.products):
+            if not any(named(name, glob) for name in weights):
                 some = ", ".join(list(survey.products)[:3])
                 raise PlanError(f"{what}={glob!r} names no weight that data are multiplied with; these are {some}, …")
     exempt, unfit = survey.exempt(), survey.unfit()
     wanted = [
         name
-        for name in survey.products
+        for name in weights
         if (name not in exempt or any(named(name, glob) for glob in include))
         and name not in unfit
         and not any(named(name, glob) for glob in protect)
@@ -194,8 +190,18 @@ def _check_fit(survey: Survey, pattern: Pattern, wanted: Sequence[str]) -> None:
     odd = {name: why for name, why in reasons.items() if why is not None}
     if odd:
         some = "; ".join(f"{name}: {why}" for name, why in list(odd.items())[:4])
-        names = ", ".join(repr(name) for name in list(odd)[:8])
-        more = f" and {len(odd) - 8} more" if len(odd) > 8 else ""
-        raise PlanError(
-            f"{pattern} does not fit {len(odd)} weights ({some}); leave them dense: protect=({names},){more}"
-        )
+        names = ", ".join(map(repr, _globs(odd, survey.shapes)))
+        many = "1 weight" if len(odd) == 1 else f"{len(odd)} weights"
+        raise PlanError(f"{pattern} does not fit {many} ({some}); leave such dense: protect=({names},)")
+
+
+def _globs(names: Collection[str], among: Collection[str]) -> list[str]:
+    """A few globs that name some of many, and no others.
+
+    >>> _globs(["0.weight", "a.0.conv", "a.1.conv"], ["0.weight", "1.weight", "a.0.conv", "a.0.fc", "a.1.conv"])
+    ['0.weight', 'a.*.conv']
+    """
+    found = dict.fromkeys(NUMBERS.sub("*", name) for name in names)
+    meant = {glob: [name for name in among if named(name, glob)] for glob in found}
+    short = [glob for glob in found if len(meant[glob]) > 1 and set(meant[glob]) <= set(names)]
+    return [*(name for name in names if not any(name in meant[glob] for glob in short)), *short]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
@@ -25,16 +25,17 @@ from secateur.prune import custom_from_mask, remove
 from secateur.prune.sites import find_hook
 from secateur.sparse.admm import ADMM
 from secateur.sparse.layers import Survey, chosen
+from secateur.sparse.magnitude import magnitude
 from secateur.sparse.patterns import NM, Pattern
 from secateur.sparse.problem import Method
 from secateur.sparse.report import Agreement, Differences, Sparsified, described
-from secateur.sparse.scores import RIA, magnitude, wanda
+from secateur.sparse.ria import RIA
 from secateur.sparse.solve import Solver
 from secateur.sparse.sparsegpt import SparseGPT
 from secateur.sparse.spread import Spread
+from secateur.sparse.wanda import wanda
 from secateur.state.transaction import transaction
 from secateur.state.twin import copied
-from secateur.tracing.examples import tensors_in
 
 _PATTERN = an_instance(Pattern, "a pattern, such as Unstructured(0.5) or NM(2, 4)")
 _SPREAD = optional(an_instance(Spread, "Prices() or ERK()"))
@@ -83,7 +84,7 @@ def sparsify(
     """
     with together("sparsify"):
         check("sparsify", PlanError, locals(), masks=FLAG)
-        job = OneShot.of(pattern, method, protect, include, spread, streams=streams, statistics=statistics)
+        job = OneShot(pattern, method, protect, include, spread, streams, statistics)
         inner, read = unwrapped(model, shard, "sparsify"), taken(batches, "sparsify")
         with read as data, judges(held_back) as kept_back, sharded_anew(inner, shard), transaction(inner) as undo:
             undo.keep(*inner.buffers())
@@ -103,37 +104,24 @@ class OneShot:
     """Which zeros a model is to get, and how they are found."""
 
     pattern: Pattern
-    method: Any
-    solve: Method
-    protect: tuple[str, ...]
-    include: tuple[str, ...]
-    spread: Spread | None
-    streams: bool
-    statistics: bool
-    begun: float
+    method: Any = None
+    protect: str | Sequence[str] = ()
+    include: str | Sequence[str] = ()
+    spread: Spread | None = None
+    streams: bool = False
+    statistics: bool = True
+    begun: float = field(default_factory=time.perf_counter)
 
-    @staticmethod
-    def of(
-        pattern: Pattern,
-        method: Any = None,
-        protect: Any = (),
-        include: Any = (),
-        spread: Any = None,
-        *,
-        streams: bool = False,
-        statistics: bool = True,
-    ) -> OneShot:
-        """What was asked for, checked as far as no model is needed for it."""
-        flags = {"streams": FLAG, "statistics": FLAG}
-        check("sparsify", PlanError, locals(), pattern=_PATTERN, protect=NAMES, include=NAMES, spread=_SPREAD, **flags)
-        names = listed(protect), listed(include)
-        return OneShot(pattern, method, _method(method), *names, spread, streams, statistics, time.perf_counter())
+    def __post_init__(self) -> None:
+        rules = {"protect": NAMES, "include": NAMES, "spread": _SPREAD, "streams": FLAG, "statistics": FLAG}
+        check("sparsify", PlanError, vars(self), pattern=_PATTERN, **rules)
+        _method(self.method)
 
     def surveyed(self, model: nn.Module, example: Any) -> tuple[Survey, tuple[str, ...]]:
         """What a run of the model multiplies data with, and which of these weights get zeros."""
         with calibrating(model):
             survey = Survey.of(model, example)
-        return survey, chosen(survey, self.pattern, self.protect, self.include)
+        return survey, chosen(survey, self.pattern, listed(self.protect), listed(self.include))
 
     def solved(
         self,
@@ -146,15 +134,15 @@ class OneShot:
         """Put zeros into a model whose weights are those of a dense one, which is only read; what came of it."""
         survey, names = found
         patterns = _patterns(self.pattern, self.spread, dense, names, batches)
-        ours = isinstance(self.method, _OURS)
-        solver = Solver(dense, sparse, self.solve, patterns, survey.streams if self.streams else {}, ours)
+        solve, ours = _method(self.method), isinstance(self.method, _OURS)
+        solver = Solver(dense, sparse, solve, patterns, survey.streams if self.streams else {}, ours)
         _solve_all(solver, survey, batches)
         if self.statistics:
             _take_statistics(sparse, batches)
         layers, alone = solver.layers(), solver.left_alone(survey)
         agreement = _agreement(dense, sparse, held_back)
         took = time.perf_counter() - self.begun
-        return Sparsified(*described(self.pattern, self.method or self.solve), layers, alone, agreement, took)
+        return Sparsified(*described(self.pattern, self.method or solve), layers, alone, agreement, took)
 
 
 def judges(held_back: Any) -> AbstractContextManager[Sequence[Any]]:
@@ -176,10 +164,13 @@ def _patterns(
 
 
 def _solve_all(solver: Solver, survey: Survey, batches: Sequence[Any]) -> None:
-    """First what a run uses more than once or in parts, then the others in the order of the run."""
-    once = {name for name in solver.patterns if survey.products[name] == 1 and name in survey.whole}
+    """First tables and what a run uses more than once or in parts, then the others in the order of the run."""
+    wanted = set(solver.patterns)
+    once = {name for name in wanted & survey.whole - survey.embeddings if survey.products[name] == 1}
+    tables = wanted - survey.products.keys()
     with calibrating(solver.dense, solver.sparse):
-        solver.repeated(set(solver.patterns) - once, batches)
+        solver.looked_up(sorted(tables))
+        solver.repeated(wanted - once - tables, batches)
         solver.once(once, batches)
 
 
@@ -261,10 +252,11 @@ def _take_statistics(model: nn.Module, batches: Sequence[Any]) -> None:
 
 def _agreement(dense: nn.Module, sparse: nn.Module, batches: Sequence[Any]) -> Agreement | None:
     """How far the outputs of both models are apart."""
+    words = {module.num_embeddings for module in dense.modules() if isinstance(module, nn.Embedding)}
     seen = Differences()
     for number, batch in enumerate(batches):
         with calibrating(dense, sparse), blamed_on_batch(number, "sparsify: held_back"):
-            seen.add(*(list(tensors_in(call(model, batch))) for model in (dense, sparse)))
+            seen.add(call(dense, batch), call(sparse, batch), words)
     return seen.agreement()
 
 

@@ -46,6 +46,11 @@ class Problem:
         """The same, but the weight's own outputs on these inputs are what it should put out."""
         return replace(self, yx=self.weight @ self.xx)
 
+    @property
+    def norms(self) -> Tensor:
+        """The root mean square of each input, as (groups, summed)."""
+        return self.xx.diagonal(dim1=-2, dim2=-1).clamp_min(0).sqrt().to(self.weight)
+
     def damped(self, share: float) -> Problem:
         """Held near the weight by a ridge, `share` of the mean square of an input: for what the data do not tell."""
         ridge = (share * self.xx.diagonal(dim1=-2, dim2=-1).mean(-1)).clamp_min(1e-30)[:, None, None]

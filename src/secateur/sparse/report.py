@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Set
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
-from torch import Tensor
 
+from secateur.calibrate.fisher import answers
 from secateur.sparse.patterns import Pattern
+from secateur.tracing.examples import tensors_in
+
+_LARGEST = 700  # loss whose exponential is a number
 
 
 @dataclass(frozen=True)
@@ -62,7 +66,7 @@ class Agreement:
     @property
     def perplexity(self) -> tuple[float, float] | None:
         """Of a language model, whose loss is the mean over the tokens: e to that."""
-        return None if self.loss is None else (math.exp(self.loss[0]), math.exp(self.loss[1]))
+        return None if self.loss is None else (_exp(self.loss[0]), _exp(self.loss[1]))
 
     def __str__(self) -> str:
         agreed = "" if self.same is None else f", the same largest output in {self.same:.1%}"
@@ -70,12 +74,21 @@ class Agreement:
         return f"output on {self.batches} batches: off by {self.error:.4g} of its mean square{agreed}{lost}"
 
 
+def _exp(loss: float) -> float:
+    return math.inf if loss > _LARGEST else math.exp(loss)
+
+
+def _losses(output: Any) -> list[float]:
+    """The first number that a model puts out, if there is any."""
+    return [float(tensor) for tensor in tensors_in(output) if tensor.is_floating_point() and not tensor.ndim][:1]
+
+
 @dataclass
 class Differences:
     """Sums over batches that an `Agreement` is made of.
 
     >>> seen = Differences()
-    >>> seen.add([torch.tensor([[3.0, 4.0]])], [torch.tensor([[3.0, 0.0]])])
+    >>> seen.add(torch.tensor([[3.0, 4.0]]), torch.tensor([[3.0, 0.0]]))
     >>> seen.agreement()
     Agreement(error=0.64, same=0.0, loss=None, batches=1)
     """
@@ -87,16 +100,15 @@ class Differences:
     losses: list[tuple[float, float]] = field(default_factory=list)
     batches: int = 0
 
-    def add(self, dense: Sequence[Tensor], sparse: Sequence[Tensor]) -> None:
-        """Take in what both models put out for a batch."""
+    def add(self, dense: Any, sparse: Any, vocabularies: Set[int] = frozenset()) -> None:
+        """Take in what both models put out for a batch: the logits, where these are told from caches and the like."""
         self.batches += 1
-        pairs = [(a.float(), b.float()) for a, b in zip(dense, sparse, strict=False) if a.is_floating_point()]
-        self.losses += [(float(a), float(b)) for a, b in pairs if a.ndim == 0][:1]
-        for a, b in pairs:
-            if a.ndim:
-                self.off += float((a - b).square().sum(dtype=torch.float64))
-                self.size += float(a.square().sum(dtype=torch.float64))
-            if a.ndim > 1 and a.shape[-1] > 1:
+        self.losses += list(zip(_losses(dense), _losses(sparse), strict=True))
+        (wanted, scores), (found, _) = (answers(out, vocabularies) for out in (dense, sparse))
+        for a, b in ((a.float(), b.float()) for a, b in zip(wanted, found, strict=True) if a.ndim):
+            self.off += float((a - b).square().sum(dtype=torch.float64))
+            self.size += float(a.square().sum(dtype=torch.float64))
+            if scores and a.ndim < 4:  # those of pictures have their classes elsewhere
                 self.same += float((a.argmax(-1) == b.argmax(-1)).sum())
                 self.positions += a.numel() / a.shape[-1]
 

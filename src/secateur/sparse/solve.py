@@ -8,7 +8,6 @@ all others, are those whose inputs data decide on.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -24,13 +23,12 @@ from secateur.compensate.moments import Moments
 from secateur.errors import CalibrationError, PlanError, SecateurError
 from secateur.ops.product import MatrixProduct
 from secateur.progress import progress
-from secateur.sparse.layers import Survey, input_order
+from secateur.sparse.layers import NUMBERS, Survey, input_order
 from secateur.sparse.patterns import Pattern, Unstructured
-from secateur.sparse.problem import Method, Problem
+from secateur.sparse.problem import Method, Problem, staying
 from secateur.sparse.report import SparseLayer
 
 _WHAT = "sparsify"
-_NUMBERS = re.compile(r"\d+")
 
 
 @dataclass
@@ -51,13 +49,13 @@ class Solver:
 
     def left_alone(self, survey: Survey) -> dict[str, str]:
         """What got no zeros, or not everywhere, and why."""
-        exempt = {**survey.exempt(), **survey.unfit()}
+        dense = {**dict.fromkeys(survey.shapes, "protected"), **survey.exempt(), **survey.unfit()}
         partly = {
             name: "a part of it: no batch reaches that"
             for name in self.patterns
             if sum(part.size for part in self._found.get(name, ())) < self.sparse.get_parameter(name).numel()
         }
-        return {name: why for name, why in exempt.items() if name not in self.patterns} | partly
+        return {name: why for name, why in dense.items() if name not in self.patterns} | partly
 
     # weights that are used once, in the order of the run -------------------------------------------------------
 
@@ -69,8 +67,8 @@ class Solver:
         """
         left, routed = list(names), list[str]()
         while stage := self._stages(left, batches):
-            forms = {_NUMBERS.sub("*", name) for name in stage}
-            routed += [name for name in left if _NUMBERS.sub("*", name) in forms]
+            forms = {NUMBERS.sub("*", name) for name in stage}
+            routed += [name for name in left if NUMBERS.sub("*", name) in forms]
             left = [name for name in left if name not in self._found and name not in routed]
         self.repeated(routed, batches)
 
@@ -119,33 +117,49 @@ class Solver:
         for part, product in products.items():
             self._solve(product, moments[part])
 
+    # tables that rows are looked up in --------------------------------------------------------------------------
+
+    def looked_up(self, names: Collection[str]) -> None:
+        """Nothing can make up for an entry that is handed on as it is: by any method, the smallest go."""
+        for name in names:
+            weight = self.dense.get_parameter(name).detach().unsqueeze(0)
+            solved = torch.where(staying(weight.abs().float(), weight != 0, self.patterns[name]), weight, 0)
+            self.sparse.get_parameter(name).copy_(solved[0])
+            off, size = (float(t.float().square().sum()) for t in (weight - solved, weight))
+            self._note(name, weight, solved, (0.0, off / max(size, 1e-30)))
+
     # one weight ---------------------------------------------------------------------------------------------------
 
     def _solve(self, product: ParameterProduct, moments: Moments) -> None:
         moments, weight = moments.cpu(), product.weight.detach().float().cpu()
         problem = _problem(weight, moments, product.name)
-        order = input_order(product)
-        problem = problem if order is None else _ordered(problem, order[0])
-        pattern = self.patterns[product.name]
+        order = input_order(product.of.inputs, product.of.summed)
+        solved = self._solved(problem if order is None else _ordered(problem, order), product.name)
+        solved = solved if order is None else solved[..., order.argsort()]
+        self._write(product, solved)
+        total = float(moments.yy.sum().clamp_min(1e-30))
+        before, after = (float(moments.error(w, None).sum()) / total for w in (weight, solved))
+        self._note(product.name, weight, solved, (before, after))
+
+    def _note(self, name: str, weight: Tensor, solved: Tensor, errors: tuple[float, float]) -> None:
+        zeros = int((solved == 0).sum()), int((weight == 0).sum())
+        self._found.setdefault(name, []).append(SparseLayer(name, tuple(weight.shape), *zeros, *errors))
+
+    def _solved(self, problem: Problem, name: str) -> Tensor:
+        """What the method makes of a problem, looked at."""
+        pattern = self.patterns[name]
         try:
             solved = self.method(problem, pattern)
         except torch.linalg.LinAlgError as error:  # type: ignore[attr-defined]
             raise CalibrationError(
-                f"{product.name}: the moments of its inputs are singular ({error}); give more data or a larger ridge"
+                f"{name}: the moments of its inputs are singular ({error}); give more data or a larger ridge"
             ) from error
         except SecateurError:
             raise
         except Exception as error:  # a method may be any code of the user's
-            raise PlanError(f"sparsify: method(problem, pattern) failed on {product.name}: {because(error)}") from error
-        _check_solution(solved, problem, None if self.trusted else pattern, product.name)
-        if order is not None:
-            solved = solved[..., order[0].argsort()]
-        self._write(product, solved)
-        total = float(moments.yy.sum().clamp_min(1e-30))
-        before, after = (float(moments.error(w, None).sum()) / total for w in (weight, solved))
-        zeros = int((solved == 0).sum()), int((weight == 0).sum())
-        layer = SparseLayer(product.name, tuple(weight.shape), *zeros, before, after)
-        self._found.setdefault(product.name, []).append(layer)
+            raise PlanError(f"sparsify: method(problem, pattern) failed on {name}: {because(error)}") from error
+        _check_solution(solved, problem, None if self.trusted else pattern, name)
+        return solved
 
     def _write(self, product: ParameterProduct, weight: Tensor) -> None:
         """Put a weight where the product has it, but into the model that gets zeros."""
