@@ -331,6 +331,17 @@ def cut_replica(rank, world, part):
     return {"stale": stale, "right": right, "in step": in_step, "kept": kept}
 
 
+def ddp_compressed(rank, world):
+    """Each rank does the whole with the data of all (`joint=`), and they go on sharing gradients."""
+    wrapped = DistributedDataParallel(net())
+    sec.compress(wrapped, torch.zeros(1, 8), sec.Macs(0.5), data(rank, 2), joint=2, timed=False)
+    wrapped(data(rank, 1)[0]).square().sum().backward()
+    own = wrapped.module[2].weight.grad
+    gathered = [torch.empty_like(own) for _ in range(world)]
+    dist.all_gather(gathered, own)
+    return [list(own.shape), all(torch.equal(own, each) for each in gathered)]
+
+
 def rounds(rank, folder, victim=None):
     """Cut and train in rounds, each rank with random numbers of its own; what is left, bit for bit."""
     model = net()

@@ -8,7 +8,7 @@ from processes import result, run
 
 TWO = ["plan_from_data", "compress", "refit", "routed", "other_plans", "bad_batch", "data_that_raises"]
 TWO += ["proof_that_fails", "other_calls", "measured", "measured_on_one_rank_fails", "factor_fails"]
-TWO += ["one_rank_alone", "ddp", "iterate", "iterate_killed"]
+TWO += ["one_rank_alone", "ddp", "ddp_compressed", "iterate", "iterate_killed"]
 
 
 def results(found, name):
@@ -85,6 +85,10 @@ def ddp_synchronises_or_refuses(two):
             assert found["right"]
             assert found["in step"]
             assert found["kept"]
+
+    for shape, shared in results(two, "ddp_compressed"):
+        assert shape != [32, 32]
+        assert shared
 
 
 def rounds_go_on_after_a_rank_was_killed(two, folder):

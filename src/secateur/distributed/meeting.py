@@ -74,6 +74,15 @@ def _grouped() -> int:
     return dist.get_world_size() if grouped else 1
 
 
+def everywhere() -> bool:
+    """Whether every rank of the process group, if there is one, does what is done here.
+
+    >>> everywhere()
+    True
+    """
+    return not (dist.is_available() and dist.is_initialized()) or _grouped() == dist.get_world_size()
+
+
 def present() -> None:
     """Let whoever will wait for this rank know of it; without a process group, nothing."""
     if _grouped() > 1:
@@ -293,4 +302,4 @@ def _beat(store: Any, rank: int) -> None:
         time.sleep(_BEAT)
 
 
-__all__ = ["agreed", "alone", "group", "in_step", "meet", "of_first", "present", "ranks", "together"]
+__all__ = ["agreed", "alone", "everywhere", "group", "in_step", "meet", "of_first", "present", "ranks", "together"]
