@@ -2,9 +2,10 @@
 
     python benchmarks/scale.py [plans] [files] [smollm2] [--quick]
 
-Each model is built in a process of its own, without weights. Seconds are of this process alone (CPU time, one thread; those by
-the wall of trace and plan together are beside it), memory is the most that it ever had. The goals: trace and plan in 30 s, JSON of 1 MB, apply in 5 s, 1 GB. `smollm2`
-compresses a real model both from files to files and in memory, each in a process of its own, and compares.
+Each model is built in a process of its own, without weights. Seconds are of this process alone (CPU time, one thread);
+those by the wall, of trace and plan together, are beside them. Memory is the most that it ever had. The goals: trace
+and plan in 30 s, JSON of 1 MB, apply in 5 s, 1 GB. `smollm2` compresses a real model both from files to files and in
+memory, each in a process of its own, and compares.
 """
 
 from __future__ import annotations
@@ -271,8 +272,9 @@ def plans(quick: bool) -> None:
         met &= found["trace"] + found["plan"] <= 30 and found["apply"] <= 5
         met &= found["json"] <= 1e6 and found["memory"] < 1e9 and bool(found["same"])
         print(
-            f"{name:<22}{found['trace']:>11.1f} s{found['plan']:>11.1f} s{found['wall']:>11.1f} s{found['json'] / 1e6:>10.2f} MB"
-            f"{found['text']:>11.1f} s{found['apply']:>11.1f} s{found['memory'] / 1e6:>10.0f} MB{found['left']:>13.1%}",
+            f"{name:<22}{found['trace']:>11.1f} s{found['plan']:>11.1f} s{found['wall']:>11.1f} s"
+            f"{found['json'] / 1e6:>10.2f} MB{found['text']:>11.1f} s{found['apply']:>11.1f} s"
+            f"{found['memory'] / 1e6:>10.0f} MB{found['left']:>13.1%}",
             flush=True,
         )
     print(f"goal: trace + plan in 30 s, JSON of 1 MB, apply in 5 s, under 1 GB: {'met' if met else 'MISSED'}")
