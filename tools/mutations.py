@@ -112,7 +112,19 @@ MUTATIONS = [
     Mutation("compensate/joint.py:_repeats", "return True", "tests/compensate/test_joint.py"),
     Mutation("compensate/joint.py:_descended", "return dict(own)", "tests/compensate/test_joint.py"),
     Mutation("compensate/joint.py:_Noted.of", "self._wanted = name; yield", "tests/compensate/test_joint.py"),
+    # several processes, and files larger than memory
     Mutation("distributed/meeting.py:_Watch._gone", "return False", "tests/distributed/test_replicas.py"),
+    Mutation("distributed/meeting.py:agreed", "return None", "tests/distributed/test_replicas.py"),
+    Mutation("distributed/meeting.py:of_first", "return make()", "tests/distributed/test_replicas.py"),
+    Mutation("distributed/sums.py:totals", "return list(tensors)", "tests/distributed/test_replicas.py"),
+    Mutation("surgery/holders.py:wrappers_follow", "yield", "tests/distributed/test_replicas.py"),
+    Mutation(
+        "pipeline/sharded.py:_moved",
+        "return torch.zeros_like(like)",
+        "tests/distributed/test_sharding.py",
+    ),
+    Mutation("io/atomic.py:new_folder", "path.mkdir(); yield path", "tests/io/test_cut_checkpoint.py"),
+    Mutation("io/pieces.py:check_whole", "return None", "tests/io/test_cut_checkpoint.py"),
     # what a constructor builds
     Mutation("planning/loadable.py:_check_shapes", "return None", "tests/planning/test_plan_loadable.py"),
     Mutation("planning/loadable.py:_check_tables", "return None", "tests/planning/test_plan_loadable.py"),

@@ -164,21 +164,35 @@ def host_rarely_waits() -> None:
     """How often per batch does not depend on the number of layers, nor how often per layer on its width."""
     moments._TIMES = (1,)  # how many ridges are tried depends on the data
 
-    def waits(layers: int, batches: int) -> int:
+    def chain(layers: int) -> nn.Module:
         torch.manual_seed(1)
         hidden = [part for _ in range(layers) for part in (nn.Linear(16, 16), nn.ReLU())]
-        model = nn.Sequential(nn.Embedding(20, 16), *hidden, nn.Linear(16, 4)).to(DEVICE)
+        return nn.Sequential(nn.Embedding(20, 16), *hidden, nn.Linear(16, 4)).to(DEVICE)
+
+    def waits(layers: int, batches: int) -> int:
+        model = chain(layers)
         data = [batch.to(DEVICE) for batch in texts(batches)]
         graph = sec.trace(model, data[0])
         plan = sec.plan(graph, sec.Ratio(0.5))  # whatever the data say
         with counted() as found:
             sec.plan(graph, sec.Ratio(0.5), importance=sec.Reconstruction(data))
             sec.plan(graph, sec.Ratio(0.5), importance=sec.Activation(data))
+            sec.plan(graph, sec.Ratio(0.5), importance=sec.Taylor(data, loss))
             sec.apply(model, plan, compensate=sec.LeastSquares(data))
         return found.waits
 
     per_batch = [(waits(layers, 7) - waits(layers, 4)) / 3 for layers in (2, 4)]
-    assert per_batch == [2, 2], per_batch  # the output that is projected; whether all is finite
+    # the output that is projected; whether all is finite; whether the loss is, of which a gradient is taken; its sums
+    assert per_batch == [4, 4], per_batch
+
+    def sparse(layers: int, batches: int) -> int:
+        model, data = chain(layers), [batch.to(DEVICE) for batch in texts(batches)]
+        with counted() as found:
+            sec.sparsify(model, data, sec.NM(2, 4))
+        return found.waits
+
+    per_batch = [sparse(layers, 7) - sparse(layers, 4) for layers in (2, 4)]
+    assert per_batch == [0, 0], per_batch
 
     def refitted(width: int) -> int:
         torch.manual_seed(1)

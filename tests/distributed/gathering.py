@@ -131,7 +131,8 @@ def tower():
 
 def each_block(model):
     for layer in model:
-        fully_shard(layer)
+        if any(True for _ in layer.parameters()):
+            fully_shard(layer)
     fully_shard(model)
 
 
@@ -152,6 +153,18 @@ def replicated_buffer():
     plan = sec.plan(sec.trace(model, torch.zeros(2, 8)), sec.Ratio(0.5))
     sec.apply(model, plan, shard=lambda model: distribute_module(model, mesh))
     return model.shift.to_local().tolist() == [float(at) for at in plan.kept["shift"][0]]
+
+
+def measured_sharded(rank, world):
+    """Rank 0 times the whole model; all have its plan, and what `compress` makes of it."""
+    torch.manual_seed(6)
+    model = nn.Sequential(nn.Linear(64, 256), nn.ReLU(), nn.Linear(256, 256), nn.ReLU(), nn.Linear(256, 4))
+    each_block(model)
+    example, batches = torch.zeros(256, 64), [torch.randn(64, 64)]
+    plan = sec.plan(sec.trace(model, example), sec.Latency(0.8))
+    report = sec.compress(model, example, sec.Latency(0.8), batches, shard=each_block, timed=False)
+    spread = sum(isinstance(param, DTensor) for param in model.parameters())
+    return [plan.to_json(), bool(plan.axes), report.plan.to_json(), spread]
 
 
 def other_jobs(rank, world):

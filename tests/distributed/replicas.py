@@ -217,13 +217,72 @@ def other_calls(rank, world):
     return refused(lambda: sec.apply(model, plan), model)
 
 
+class Residual(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.inner = nn.Sequential(nn.Linear(64, 256), nn.ReLU(), nn.Linear(256, 64))
+
+    def forward(self, x):
+        return x + self.inner(x)
+
+
 def measured(rank, world):
+    """Rank 0 measures for all: nobody else runs a clock, and all have its plan, whatever leads to it."""
+    from secateur.timing import measure
+
+    def not_here(*_):
+        raise AssertionError("another rank measures")
+
+    torch.manual_seed(5)
+    make = nn.Sequential(Residual(), Residual(), nn.Linear(64, 4)).eval()
+    batches = [torch.randn(64, 64, generator=torch.Generator().manual_seed(rank)) for _ in range(2)]
+    example, real, found = torch.zeros(512, 64), measure._in_turns, {}
+    measure._in_turns, measure._MOST = not_here if rank else real, measure._FEWEST  # so that it is soon done
+    try:
+        graph = sec.trace(make, example)
+        plan = sec.plan(graph, sec.Latency(0.8) & sec.Macs(0.9), importance=sec.Activation(batches))
+        found["plan"] = [plan.to_json(), str(plan.confirmation), bool(plan.axes)]
+        swept = sec.sweep(make, example, targets=[sec.Latency(0.8)], axis_ratio=None)
+        found["sweep"] = swept.curve[0].macs
+        for name, more in (("compress", {}), ("blocks", {"blocks": 1})):
+            model = copy.deepcopy(make)
+            report = sec.compress(model, example, sec.Latency(0.8), batches, timed=not more, **more)
+            times = [time.median for time in report.latency or ()]
+            removed = list(report.plan.removed.blocks)
+            found[name] = [report.plan.to_json(), near(state(model), state(model))[1], times, removed]
+        other = nn.Linear(64, 4) if rank else nn.Sequential(nn.Linear(64, 8), nn.Linear(8, 4))
+        found["another"] = refused(lambda: sec.plan(sec.trace(other, example), sec.Latency(0.5)), other)
+    finally:
+        measure._in_turns = real
+    return found
+
+
+def measured_on_one_rank_fails(rank, world):
+    """What fails while rank 0 measures is raised on all."""
     model = net()
     graph = sec.trace(model, torch.zeros(1, 8))
-    return [
-        refused(lambda: sec.plan(graph, sec.Latency(0.5)), model),
-        refused(lambda: sec.compress(model, torch.zeros(1, 8), sec.Latency(0.5) & sec.Macs(0.9), data(0, 1)), model),
-    ]
+    if rank == 0:
+        model.register_forward_pre_hook(lambda *_: 1 / 0)
+    return refused(lambda: sec.plan(graph, sec.Latency(0.5)), model)
+
+
+def factor_fails(rank, world):
+    """After the work, on one rank only: the others have not been changed either."""
+    from secateur.pipeline import factor as room
+
+    model, real = net(), room.remember
+
+    def remember(*args):
+        real(*args)
+        if rank == 1:
+            raise sec.VerifyError("on this rank only")
+
+    room.remember = remember
+    try:
+        said = refused(lambda: sec.factor(model, ["2"], data(rank, 2)), model)
+    finally:
+        room.remember = real
+    return [said, type(model[2]).__name__]
 
 
 def one_rank_alone(rank, world):
@@ -235,15 +294,23 @@ def one_rank_alone(rank, world):
 
 
 def ddp(rank, world):
-    """Cut the wrapper: it still shares gradients and stays in step, and refuses to if one rank was cut alone."""
+    """Cut the wrapper, or the model inside."""
+    return [cut_replica(rank, world, part) for part in (lambda wrapped: wrapped, lambda wrapped: wrapped.module)]
+
+
+def cut_replica(rank, world, part):
+    """It still shares gradients and stays in step, with the same parameters, and refuses to if one rank was cut
+    alone."""
     wrapped = DistributedDataParallel(net())
+    objects = list(map(id, wrapped.parameters()))
     plan = sec.plan(sec.trace(wrapped, torch.zeros(1, 8)), sec.Ratio(0.5))
     optimizer = torch.optim.SGD(wrapped.parameters(), lr=0.1, momentum=0.9)
     inputs = data(rank, 3)
     wrapped(inputs[0]).square().sum().backward()
     optimizer.step()
     optimizer.zero_grad()
-    sec.apply(wrapped, plan, optimizer=optimizer)
+    sec.apply(part(wrapped), plan, optimizer=optimizer)
+    kept = objects == list(map(id, wrapped.parameters()))
     single, again = copy.deepcopy(wrapped.module), wrapped
     again(inputs[1]).square().sum().backward()
     gradients = [param.grad.clone() for param in again.parameters()]
@@ -260,7 +327,19 @@ def ddp(rank, world):
     with alone():
         sec.apply(wrapped, sec.plan(sec.trace(wrapped, torch.zeros(1, 8)), sec.Ratio(0.5)), optimizer=optimizer)
     stale = refused(lambda: wrapped(inputs[1]), wrapped)
-    return {"stale": stale, "right": right, "in step": all(torch.equal(gathered[0], each) for each in gathered)}
+    in_step = all(torch.equal(gathered[0], each) for each in gathered)
+    return {"stale": stale, "right": right, "in step": in_step, "kept": kept}
+
+
+def ddp_compressed(rank, world):
+    """Each rank does the whole with the data of all (`joint=`), and they go on sharing gradients."""
+    wrapped = DistributedDataParallel(net())
+    sec.compress(wrapped, torch.zeros(1, 8), sec.Macs(0.5), data(rank, 2), joint=2, timed=False)
+    wrapped(data(rank, 1)[0]).square().sum().backward()
+    own = wrapped.module[2].weight.grad
+    gathered = [torch.empty_like(own) for _ in range(world)]
+    dist.all_gather(gathered, own)
+    return [list(own.shape), all(torch.equal(own, each) for each in gathered)]
 
 
 def rounds(rank, folder, victim=None):
@@ -313,6 +392,24 @@ def killed(rank, world):
     model, begun = net(), time.monotonic()
     said = refused(lambda: sec.compress(model, torch.zeros(1, 8), sec.Macs(0.5), batches, timed=False), model)
     return [said, time.monotonic() - begun]
+
+
+def first_killed(rank, world):
+    """Rank 0, which has the store that all meet at, stops without a word."""
+    model, begun = net(), time.monotonic()
+    plan = sec.plan(sec.trace(model, torch.zeros(1, 8), variants=False), sec.Ratio(0.5))
+    if rank == 0:
+        os._exit(9)
+    return [refused(lambda: sec.apply(model, plan), model), time.monotonic() - begun]
+
+
+def raised_elsewhere(rank, world):
+    """The last rank ends with an error of the user's after it has traced, where no other rank is waited for."""
+    model, begun = net(), time.monotonic()
+    graph = sec.trace(model, torch.zeros(1, 8), variants=False)
+    if rank == world - 1:
+        os._exit(1)
+    return [refused(lambda: sec.apply(model, sec.plan(graph, sec.Ratio(0.5))), model), time.monotonic() - begun]
 
 
 def absent(rank, world):

@@ -14,7 +14,8 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import fully_shard
+from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
+from torch.distributed.pipelining import PipelineStage
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
@@ -191,7 +192,11 @@ def refusals(rank, world):
     swapped = tuple(sorted(set(range(32)) - set(plan.kept["mid.weight"][1])))  # as many, and of other positions
     wrong = replace(plan, kept={**plan.kept, "mid.weight": {**plan.kept["mid.weight"], 1: swapped}})
     before, hooks = whole(model), [list(module._forward_pre_hooks) for module in model.modules()]
+    flat, stage = FullyShardedDataParallel(net(), device_id="cpu"), PipelineStage(net(), rank, world, "cpu")
     calls = {
+        "flat": lambda: sec.apply(flat, plan),
+        "flat trace": lambda: sec.trace(flat, torch.zeros(2, 8)),
+        "stage": lambda: sec.trace(stage, torch.zeros(2, 8)),
         "apply": lambda: sec.apply(model, plan),
         "compress": lambda: sec.compress(model, torch.zeros(2, 8), sec.Macs(0.5), BATCHES),
         "not in place": lambda: sec.apply(model, plan, shard=lambda m: nn.Sequential(m)),

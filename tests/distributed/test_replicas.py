@@ -7,7 +7,8 @@ import pytest
 from processes import result, run
 
 TWO = ["plan_from_data", "compress", "refit", "routed", "other_plans", "bad_batch", "data_that_raises"]
-TWO += ["proof_that_fails", "other_calls", "measured", "one_rank_alone", "ddp", "iterate", "iterate_killed"]
+TWO += ["proof_that_fails", "other_calls", "measured", "measured_on_one_rank_fails", "factor_fails"]
+TWO += ["one_rank_alone", "ddp", "ddp_compressed", "iterate", "iterate_killed"]
 
 
 def results(found, name):
@@ -19,6 +20,7 @@ def test_two_ranks(tmp_path, monkeypatch):
     two = run(2, TWO)
     the_data_of_all_ranks_makes_the_plan_of_one_process(two)
     plans_that_differ_and_errors_are_raised_on_every_rank(two)
+    times_are_those_of_rank_0(two)
     ddp_synchronises_or_refuses(two)
     rounds_go_on_after_a_rank_was_killed(two, tmp_path)
 
@@ -52,21 +54,41 @@ def plans_that_differ_and_errors_are_raised_on_every_rank(two):
             "the disk of this rank is gone",
         ),
         ("proof_that_fails", "rank 1 failed: VerifyError: on this rank only", "on this rank only"),
+        ("measured_on_one_rank_fails", "ZeroDivisionError", "rank 0 failed: TraceError"),
         ("other_calls", "this rank is at 'apply', rank 1 at 'compress: batches'", "rank 0 at 'apply'"),
     ):
         first, second = results(two, name)
         assert told in first
         assert own in second
         assert max(rank[name]["seconds"] for rank in two) < 10
-    for said in results(two, "measured"):
-        assert all("plan on one rank" in each for each in said)
+    (told, kind), (own, other) = results(two, "factor_fails")
+    assert "rank 1 failed: VerifyError: on this rank only" in told
+    assert "on this rank only" in own
+    assert kind == other == "Linear"
+
+
+def times_are_those_of_rank_0(two):
+    """One plan, one model, one report, although only one rank has run a clock."""
+    first, second = results(two, "measured")
+    assert first == second
+    assert first["plan"][2]
+    assert first["sweep"] < 1
+    assert len(first["compress"][2]) == 2
+    assert len(first["blocks"][3]) == 1
+    assert "rank 1 has another model than rank 0" in first["another"]
 
 
 def ddp_synchronises_or_refuses(two):
-    for found in results(two, "ddp"):
-        assert "wrap the model anew" in found["stale"]
-        assert found["right"]
-        assert found["in step"]
+    for rank in results(two, "ddp"):
+        for found in rank:
+            assert "wrap the model anew" in found["stale"]
+            assert found["right"]
+            assert found["in step"]
+            assert found["kept"]
+
+    for shape, shared in results(two, "ddp_compressed"):
+        assert shape != [32, 32]
+        assert shared
 
 
 def rounds_go_on_after_a_rank_was_killed(two, folder):
@@ -85,6 +107,15 @@ def rounds_go_on_after_a_rank_was_killed(two, folder):
     assert "the process of rank 1 is gone" in said
     assert seconds < 10
     assert "killed" not in again[1]
+
+
+def test_ranks_that_are_gone():
+    said, seconds = result(run(2, ["first_killed"])[1], "first_killed")
+    assert "the process that other ranks meet at is gone" in said or "the process of rank 0 is gone" in said
+    assert seconds < 10
+    said, seconds = result(run(2, ["raised_elsewhere"])[0], "raised_elsewhere")
+    assert "the process of rank 1 is gone" in said
+    assert seconds < 10
 
 
 def test_a_rank_that_never_came():

@@ -29,6 +29,9 @@ def test_two_ranks():
         for name in ("recover", "penalty", "sparsify"):
             assert "what takes no shard= is done before that" in said[name], name
         assert "give plan the criterion itself" in said["function"]
+        for name in ("flat", "flat trace"):
+            assert "shard it with fully_shard (FSDP2) instead, or cut it before" in said[name], name
+        assert "PipelineStage" in said["stage"]
         assert "leave out alone()" in said["by itself"]
         assert "it shards a model in place" in said["not in place"]
         assert "the model had or now has more." in said["renames"]
@@ -57,7 +60,11 @@ def as_one_process(found):
 
 
 def test_data_on_two_ranks():
-    two = run(2, ["data_fsdp", "data_parallel", "other_jobs", "killed_sharded"])
+    two = run(2, ["data_fsdp", "data_parallel", "other_jobs", "measured_sharded", "killed_sharded"])
+    first, second = (result(rank, "measured_sharded") for rank in two)
+    assert first == second
+    assert first[1]
+    assert first[3] == 6
     assert "killed_sharded" not in two[1]
     found = result(two[0], "killed_sharded")
     assert "the process of rank 1 is gone" in found["said"]

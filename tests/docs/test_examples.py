@@ -7,6 +7,7 @@ import re
 import runpy
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -63,12 +64,39 @@ def test_rigl() -> None:
     assert accuracy > 0.93
 
 
-def test_several_processes(tmp_path: Path) -> None:
-    """By torchrun, as the example says."""
+def _by_torchrun(*script: object) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(sys.path)}
-    script = [str(ROOT / "examples" / "several_processes.py"), str(tmp_path)]
-    done = subprocess.run([*command, *script], env=environment, capture_output=True, text=True, timeout=400)
+    return subprocess.run([*command, *map(str, script)], env=environment, capture_output=True, text=True, timeout=400)
+
+
+BEFORE_ANYTHING = """
+import os, time
+import torch
+import torch.distributed as dist
+import secateur as sec
+dist.init_process_group("gloo")
+if dist.get_rank() == 1:
+    print(f"raised at {time.time()}", flush=True)
+    raise ValueError("before it came to the library")
+model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.Linear(8, 2))
+sec.apply(model, sec.plan(sec.trace(model, torch.zeros(1, 4)), sec.Ratio(0.5)))
+"""
+
+
+@pytest.mark.slow
+def test_torchrun_ends_those_who_wait_for_a_rank_that_never_came(tmp_path: Path) -> None:
+    (tmp_path / "script.py").write_text(BEFORE_ANYTHING)
+    done = _by_torchrun(tmp_path / "script.py")
+    waited = time.time() - float(re.findall(r"raised at ([\d.]+)", done.stdout)[0])
+    assert done.returncode != 0
+    assert "before it came to the library" in done.stderr
+    assert waited < 20
+
+
+def test_several_processes(tmp_path: Path) -> None:
+    """By torchrun, as the example says."""
+    done = _by_torchrun(ROOT / "examples" / "several_processes.py", tmp_path)
     assert done.returncode == 0, done.stderr
     before, after, loaded = (float(part) for part in re.findall(r"([\d.]+)%(?!\))", done.stdout))
     assert before > 85

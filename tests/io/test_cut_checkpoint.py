@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+import weakref
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -27,6 +28,7 @@ from transformers import (
 )
 
 import secateur as sec
+from secateur.io import checkpoint
 
 SMALL = {
     "vocab_size": 32,
@@ -317,6 +319,29 @@ def big(tmp_path):
     plan = sec.Plan((), dict.fromkeys(tensors, half), dict.fromkeys(tensors, (512, 256)), ())
     (tmp_path / "plan.json").write_text(plan.to_json())
     return tensors
+
+
+def test_one_tensor_is_held_at_a_time(tmp_path, monkeypatch):
+    """Beside those that are mapped: what was cut of one is written and gone before the next is."""
+    big(tmp_path)
+    real, made = checkpoint.select, []
+
+    def select(*args):
+        assert not [before for before in made if before() is not None]
+        tensor = real(*args)
+        made.append(weakref.ref(tensor))
+        return tensor
+
+    monkeypatch.setattr(checkpoint, "select", select)
+    plan = sec.Plan.from_json((tmp_path / "plan.json").read_text())
+    tied = {"w8": torch.rand(512, 256), "w9": torch.rand(512, 256)}  # several in one file
+    save_file(tied, tmp_path / "whole" / "part8.safetensors")
+    index = tmp_path / "whole" / "model.safetensors.index.json"
+    where = json.loads(index.read_text())["weight_map"] | dict.fromkeys(tied, "part8.safetensors")
+    index.write_text(json.dumps({"weight_map": where}))
+    kept, shapes = ({**had, **dict.fromkeys(tied, had["w0"])} for had in (plan.kept, plan.shapes))
+    sec.cut_checkpoint(tmp_path / "whole", sec.Plan((), kept, shapes, ()), tmp_path / "small")
+    assert len(made) == 10
 
 
 def test_a_full_disk_is_an_error_and_leaves_nothing(tmp_path):

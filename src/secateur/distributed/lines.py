@@ -2,7 +2,8 @@
 
 A process that is busy may be silent for long, and one that was killed says nothing. The kernel tells them apart: it
 closes what a process held open as soon as that is gone, and not before. So every rank has a socket that listens (nobody
-needs to answer), and whoever waits for a rank is connected to it.
+needs to answer), and whoever waits for a rank is connected to it. For a machine that is gone, or out of reach, nobody
+closes anything: the kernel here asks the kernel there (keep-alive), which answers however busy the process is.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import os
 import socket
 
 _PATIENCE = 1.0  # seconds to get a line
+_ASKED = {"TCP_KEEPIDLE": 2, "TCP_KEEPINTVL": 2, "TCP_KEEPCNT": 3}  # seconds, seconds, times: gone after 8 s
 
 
 def listen(ranks: int) -> tuple[socket.socket, str]:
@@ -41,6 +43,10 @@ class RankLine:
         try:
             self._end = socket.create_connection((host, int(port)), _PATIENCE)
             self._end.setblocking(False)
+            self._end.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+            for option, value in _ASKED.items():
+                if hasattr(socket, option):  # not on every system; there it is asked less often
+                    self._end.setsockopt(socket.IPPROTO_TCP, getattr(socket, option), value)
         except ConnectionRefusedError:  # the machine is there, and nobody listens
             self.refused = True
         except OSError:  # no way there

@@ -10,7 +10,7 @@ import hashlib
 import json
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -22,6 +22,7 @@ from secateur.distributed.lines import RankLine, listen
 from secateur.errors import ApplyError
 
 _POLL = 0.01  # seconds between two looks
+_LONG = 1.0  # seconds of waiting after which looks are ten times as rare: they take time from those who work
 _BEAT = 1.0  # seconds between two signs of life
 _SILENCE = 30.0  # seconds without any, after which a rank is given up
 _DOUBT = 5.0  # seconds without any, if nobody listens where it was
@@ -37,6 +38,7 @@ class _Here:
         self.number = 0
         self.posted: list[int] = []  # numbers of meetings of which what was said is in the store
         self.alone = 0
+        self.in_step = 0
         self.inside = 0
         self.group: Any = None
         self.door: Any = None  # what others see closed when this process is gone
@@ -58,13 +60,33 @@ _here = _Here()
 
 
 def ranks() -> int:
-    """How many processes share the work; 1 without a process group, and inside of `alone()`.
+    """How many processes share the work; 1 without a process group, and inside of `alone()` and `in_step()`.
 
     >>> ranks()
     1
     """
+    return 1 if _here.in_step else _grouped()
+
+
+def _grouped() -> int:
+    """How many processes make the same calls."""
     grouped = dist.is_available() and dist.is_initialized() and not _here.alone
     return dist.get_world_size() if grouped else 1
+
+
+def everywhere() -> bool:
+    """Whether every rank of the process group, if there is one, does what is done here.
+
+    >>> everywhere()
+    True
+    """
+    return not (dist.is_available() and dist.is_initialized()) or _grouped() == dist.get_world_size()
+
+
+def present() -> None:
+    """Let whoever will wait for this rank know of it; without a process group, nothing."""
+    if _grouped() > 1:
+        _here.opened()
 
 
 def group() -> Any:
@@ -91,14 +113,49 @@ def alone() -> Iterator[None]:
 
 
 @contextmanager
+def in_step() -> Iterator[None]:
+    """Inside, each rank does the whole work by itself, and all do the same: only what is measured (`of_first`) is
+    that of one of them.
+
+    >>> with in_step():
+    ...     ranks()
+    1
+    """
+    _here.in_step += 1
+    try:
+        yield
+    finally:
+        _here.in_step -= 1
+
+
+def of_first(what: str, make: Callable[[], str]) -> str:
+    """What rank 0 makes by itself, for all: a measurement, during which the others are idle.
+
+    >>> of_first("measuring", lambda: "3 ms")
+    '3 ms'
+    """
+    if _grouped() == 1:
+        return make()
+    outer, _here.in_step = _here.in_step, 0
+    try:
+        meet(what)
+        made = ""
+        if dist.get_rank() == 0:
+            with alone():
+                made = make()
+        return meet(f"{what}, by rank 0", made)[0]
+    finally:
+        _here.in_step = outer
+
+
+@contextmanager
 def together(what: str, *, all_come: bool = True) -> Iterator[None]:
     """What is raised inside on one rank is told to the others, who raise at their next meeting.
 
     Where it may be that one rank does this by itself (`all_come=False`), it is told only after a meeting inside.
     """
     outermost, _here.inside = not _here.inside, _here.inside + 1
-    if ranks() > 1:
-        _here.opened()  # so that whoever waits for this rank knows of it
+    present()
     before = _here.number
     try:
         yield
@@ -147,18 +204,18 @@ def meet(what: str, said: str = "") -> list[str]:
                 _check(what, rank, found)
         if len(heard) < ranks():
             watch.check(what, [rank for rank in range(ranks()) if rank not in heard])
-            time.sleep(_POLL)
+            time.sleep(_POLL if time.monotonic() - watch.begun < _LONG else 10 * _POLL)
     _forget(number)
     return [heard[rank]["said"] for rank in range(ranks())]
 
 
-def agreed(what: str, text: str) -> None:
-    """Refuse, on every rank, where the ranks do not have the same text."""
+def agreed(what: str, text: str, of: str = "plan") -> None:
+    """Refuse, on every rank, where the ranks do not have the same text, which tells them what their plan (`of`) is."""
     digest = hashlib.sha256(text.encode()).hexdigest()
     if len(set(said := meet(what, digest))) > 1:
         odd = [rank for rank, each in enumerate(said) if each != said[0]]
         raise _between_ranks(
-            f"{what}: rank {odd[0]} has another plan than rank 0. Make it on one rank and send it (plan.to_json()), or "
+            f"{what}: rank {odd[0]} has another {of} than rank 0. Make it on one rank and send it (plan.to_json()), or "
             "on all from the same weights; a model that only one rank has is cut inside of secateur.distributed.alone()"
         )
 
@@ -245,4 +302,4 @@ def _beat(store: Any, rank: int) -> None:
         time.sleep(_BEAT)
 
 
-__all__ = ["agreed", "alone", "group", "meet", "ranks", "together"]
+__all__ = ["agreed", "alone", "everywhere", "group", "in_step", "meet", "of_first", "present", "ranks", "together"]

@@ -88,7 +88,8 @@ def mean_over_batches(
 
     One batch's gradient is held at a time, and one number per position of each axis.
     """
-    wanted = {name: weights.parameters[name] for name in weights.dims()}
+    dims = weights.dims()
+    wanted = {name: weights.parameters[name] for name in dims}
     wanted = {name: p for name, p in wanted.items() if p.is_floating_point() or p.is_complex()}
     seen = 0
     with studied(weights.model, what), torch.enable_grad():
@@ -97,11 +98,10 @@ def mean_over_batches(
         sums_of = {axis: torch.zeros(axis.size, dtype=torch.float64) for axis in weights.axes}
         for seen, batch in enumerate(each_own(batches, what), start=1):
             gradients = _gradients(weights.model, loss, batch, wanted, what, seen - 1)
-
-            def sums(name: str, weight: Tensor, dims: Sequence[int], known: Any = gradients) -> Sums:
-                return _sums(known[name], weight, dims, of_weight) if name in known else {}
-
-            for axis, scores in weights.gather(sums).items():
+            found = {name: _sums(g, wanted[name], dims[name], of_weight) for name, g in gradients.items()}
+            del gradients
+            sums = _on_host(found)
+            for axis, scores in weights.gather(lambda name, *_, sums=sums: sums.get(name, {})).items():
                 if not scores.isfinite().all():
                     where = f"{what}: the gradient on batch {seen}"
                     raise CalibrationError(f"{where} is not finite at {axis.name}, though the loss is")
@@ -119,8 +119,20 @@ def _sums(gradient: Tensor, weight: Tensor, dims: Sequence[int], of_weight: Call
     found = {}
     for dim in dims:
         others = [d for d in range(products.ndim) if d != dim]
-        found[dim] = (products.sum(others, dtype=torch.float64) if others else products.to(torch.float64)).cpu()
+        found[dim] = products.sum(others, dtype=torch.float64) if others else products.to(torch.float64)
     return found
+
+
+def _on_host(found: Mapping[str, Sums]) -> dict[str, dict[int, Tensor]]:
+    """Sums of each parameter on the CPU: from each device in one piece, for which the host waits once."""
+    made: dict[str, dict[int, Tensor]] = {name: {} for name in found}
+    every = {(name, dim): each for name, sums in found.items() for dim, each in sums.items()}
+    for device in dict.fromkeys(each.device for each in every.values()):
+        here = {key: each for key, each in every.items() if each.device == device}
+        pieces = torch.cat(list(here.values())).cpu().split([len(each) for each in here.values()])
+        for (name, dim), piece in zip(here, pieces, strict=True):
+            made[name][dim] = piece
+    return made
 
 
 def _gradients(

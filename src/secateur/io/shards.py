@@ -129,6 +129,7 @@ def write_shard(
         for name, tensor in tensors:
             file.seek(8 + len(text) + begins[name])
             file.write(tensor.contiguous().reshape(-1).view(torch.uint8).numpy().data)
+            del tensor  # before the next is made
     if contents(path) != (dict(forms), metadata) or path.stat().st_size != 8 + len(text) + end:
         raise FileError(f"{path.name} did not come back as it was written; try again")
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from functools import reduce
 from typing import Any, NamedTuple
 
@@ -15,7 +16,7 @@ from secateur.arguments import FLAG, NAMES, an_int, check, listed, shown
 from secateur.calibrate.data import Some, dealt, is_dealt, taken
 from secateur.compensate import LeastSquares, Outcome
 from secateur.compensate.moments import held_back
-from secateur.distributed import alone, meet, together
+from secateur.distributed import in_step, meet, of_first, together
 from secateur.errors import PlanError
 from secateur.importance import Importance, Reconstruction
 from secateur.pipeline.apply import agree_on, apply, outcome, remember
@@ -26,11 +27,10 @@ from secateur.pipeline.factor import idle, layers_named, rank_axes, split
 from secateur.pipeline.sharded import Shard, sharded_anew, unwrapped
 from secateur.planning import Bytes, Macs, Params, Plan, plan
 from secateur.planning.plans import Change
-from secateur.planning.targets import Budget, Budgets, Target, target_of
+from secateur.planning.targets import Budget, Budgets, Target, is_measured, target_of
 from secateur.state.held import named_tensors
 from secateur.state.transaction import Transaction, transaction
-from secateur.timing import Latency, Timing, latency
-from secateur.timing.target import check_measured
+from secateur.timing import Timing, latency
 from secateur.tracing import Graph, macs, trace
 
 _RULES = {"rank": NAMES, **dict.fromkeys(("exact", "bias", "loadable", "verify", "timed"), FLAG)}
@@ -119,7 +119,7 @@ def compress(
     read = taken if blocks or rank or joint else dealt  # what needs the data of all ranks, else each rank its own
     with together("compress"):
         inner = unwrapped(model, shard, "compress")
-        check_measured(target := target_of(target))
+        target = target_of(target)
         with read(batches, "compress", example) as data, sharded_anew(inner, shard), transaction(inner) as undo:
             numbers = _numbers(blocks, traced := trace(inner, example))
             options: dict[str, Any] = {"exact": exact, "protect": protect, "round_to": round_to, "loadable": loadable}
@@ -148,12 +148,16 @@ class _Job:
 
     def counted(self, macs: int) -> Counted:
         """What the model costs now."""
-        time = latency(self.model, self.graph.example) if self.timed else None
-        return Counted(macs, params(self.model), time)
+        return Counted(macs, params(self.model), self.time() if self.timed else None)
 
     def seconds(self) -> float:
         """What the model takes now, if that is what the target is about."""
-        return latency(self.model, self.graph.example).median if timed_by(self.target) else 1.0
+        return self.time().median if is_measured(self.target) else 1.0
+
+    def time(self) -> Timing:
+        """What rank 0 measures."""
+        told = of_first("compress: time", lambda: json.dumps(asdict(latency(self.model, self.graph.example))))
+        return Timing(**json.loads(told))
 
 
 def _numbers(blocks: object, graph: Graph) -> tuple[int, ...]:
@@ -201,7 +205,7 @@ def _compressed(job: _Job, number: int, before: Counted, undo: Transaction, star
     graph, target, first = job.graph, job.target, Plan((), {}, {}, ())
     model, example = job.model, graph.example
     if number:
-        with alone():
+        with in_step():
             kept = {name: job.options[name] for name in ("protect", "loadable")}
             first = plan_depth(graph, number, Some(job.data, _RANKED), **kept)
             whole = job.seconds()
@@ -252,11 +256,6 @@ def rest_of(target: Target, first: Plan, rate: float) -> Target:
     change = saved.get(type(target))
     times = rate if change is None else change.before / max(change.after, 1)
     return target.at(target.share(1.0) * times)
-
-
-def timed_by(target: Target) -> bool:
-    """Whether a target is measured in time."""
-    return any(isinstance(each, Latency) for each in (target.parts if isinstance(target, Budgets) else (target,)))
 
 
 def ranking(data: Sequence[Any]) -> Importance:
@@ -315,8 +314,8 @@ def _cut(model: nn.Module, made: Plan, recipe: LeastSquares, verify: bool, undo:
 
 
 def _by_itself(data: Sequence[Any]) -> AbstractContextManager[None]:
-    """Inside, a rank that has the data of all works by itself; one that has a part of it does not."""
-    return nullcontext() if is_dealt(data) else alone()
+    """Inside, ranks that have the data of all work each by itself; those that have a part of it do not."""
+    return nullcontext() if is_dealt(data) else in_step()
 
 
 def _speed(times: float, *, asked: bool) -> str:

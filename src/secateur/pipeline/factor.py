@@ -19,7 +19,7 @@ from torch import nn
 from secateur.arguments import NAMES, check, listed
 from secateur.calibrate.blame import blamed_on_batch, check_values
 from secateur.calibrate.data import Some, taken
-from secateur.distributed import alone, is_sharded, meet, together
+from secateur.distributed import in_step, is_sharded, meet, together
 from secateur.errors import ApplyError, CalibrationError, VerifyError
 from secateur.pipeline.apply import OPTIMIZER, plan_of, remember
 from secateur.pipeline.bases import TURNED, Bases
@@ -74,24 +74,25 @@ def factor(
         check("factor", ApplyError, locals(), names=NAMES, optimizer=OPTIMIZER)
         check_values(inner, inner.parameters(), "factor")
         chosen = layers_named(inner, names)
-        with transaction(inner, optimizer) as undo, alone():
-            example, groups = data[0], _weights(inner, chosen)
-            with blamed_on_batch(0, "factor"):
-                before = outputs(inner, example, torch.float64)
-            if not all(tensor.isfinite().all() for tensor in before if tensor.is_floating_point()):
-                raise CalibrationError("factor: what the model puts out for the first batch is not finite")
-            made = split(inner, chosen)
-            graph = trace(inner, example)
-            axes = rank_axes(graph, chosen)
-            turned = Bases.of(graph, Some(data, TURNED), axes).rotate({axis.name for axis in axes}, undo)
-            if len(turned) < len(axes):
-                raise ApplyError("factor: more than the two layers has to do with what lies between them")
-            off = difference(before, outputs(inner, example, torch.float64))
-            if not off < ROUNDED:
-                raise VerifyError(f"as products of two, the model is off by {off:.2g}. The model is as it was.")
-            if optimizer is not None:
-                _follow(optimizer, inner, groups)
-            remember(inner, made)
+        with transaction(inner, optimizer) as undo:
+            with in_step():
+                example, groups = data[0], _weights(inner, chosen)
+                with blamed_on_batch(0, "factor"):
+                    before = outputs(inner, example, torch.float64)
+                if not all(tensor.isfinite().all() for tensor in before if tensor.is_floating_point()):
+                    raise CalibrationError("factor: what the model puts out for the first batch is not finite")
+                made = split(inner, chosen)
+                graph = trace(inner, example)
+                axes = rank_axes(graph, chosen)
+                turned = Bases.of(graph, Some(data, TURNED), axes).rotate({axis.name for axis in axes}, undo)
+                if len(turned) < len(axes):
+                    raise ApplyError("factor: more than the two layers has to do with what lies between them")
+                off = difference(before, outputs(inner, example, torch.float64))
+                if not off < ROUNDED:
+                    raise VerifyError(f"as products of two, the model is off by {off:.2g}. The model is as it was.")
+                if optimizer is not None:
+                    _follow(optimizer, inner, groups)
+                remember(inner, made)
             meet("factor: done")  # on every rank, or on none
     return model
 

@@ -15,14 +15,14 @@ from secateur.calibrate.blame import batch_name, studied
 from secateur.calibrate.data import each
 from secateur.compat import tree_leaves
 from secateur.compensate import LeastSquares
-from secateur.distributed import alone, bare, is_sharded, meet, together
+from secateur.distributed import bare, in_step, is_sharded, meet, together
 from secateur.errors import PlanError, SecateurError
 from secateur.importance import Importance, Magnitude, Reconstruction, uses_data
 from secateur.pipeline.apply import apply
 from secateur.planning import Plan, Ratio
 from secateur.planning.plans import make_plan
 from secateur.planning.problem import Chosen, PruningProblem
-from secateur.planning.targets import Target, target_of
+from secateur.planning.targets import Target, is_measured, target_of
 from secateur.progress import progress
 from secateur.tracing import Axis, trace, unwrap
 
@@ -162,7 +162,8 @@ def sweep(
     check("sweep", PlanError, locals(), axis_ratio=optional(_RATIO), exact=FLAG)
     check("sweep", SweepError, locals(), metric=optional(a_function("a function from a model to a number")))
     inner = unwrap(model, sharded=True)
-    shared = batches is not None or (importance is not None and uses_data(importance)) or is_sharded(inner)
+    with_data = batches is not None or (importance is not None and uses_data(importance))
+    shared = with_data or is_sharded(inner) or any(map(is_measured, wanted))
     with together("sweep", all_come=shared):
         data = None if batches is None else list(each(batches, "sweep", example))
         with bare(inner, values=True):
@@ -182,7 +183,7 @@ def _swept(problem: PruningProblem, run: "_Sweeping", wanted: Sequence[Target], 
     """What comes of each target, and of each axis alone; measured by every rank for itself."""
     single = [_Alone(ratio, axis, _along(problem, axis, ratio)) for axis in problem.axes if ratio]
     cuts = [_decided(problem, target) for target in (*wanted, *single)]
-    with alone():
+    with in_step():
         points = [run.point(*cut) for cut in progress(cuts, "sweeping")]
     axes = (
         Sensitivity(one.axis.name, tuple(other.name for other in one.along), point if plan.axes else None)

@@ -24,7 +24,7 @@ from secateur.planning.names import Named
 from secateur.planning.problem import Chosen, CostModel, PruningProblem
 from secateur.planning.reasons import nothing_to_cut
 from secateur.planning.removal import BlockRemoval, without
-from secateur.planning.targets import Budget, Budgets, Ratio, Target, target_of
+from secateur.planning.targets import Budget, Budgets, Ratio, Target, is_measured, target_of
 from secateur.planning.told import kept_twice, told_sizes
 from secateur.state.held import Place
 from secateur.tracing.graph import GRAPH, Axis, Graph
@@ -199,8 +199,8 @@ def plan(
     its "axis" (a budget then cuts all axes by one ratio), "global" or "isomorphic"; where nothing is said, a ratio
     holds for each axis and a budget is spent where it costs the least importance. A plan that cuts nothing although
     something was asked comes with a warning; `plan.why` says it, too, and where less is cut than was asked. In a
-    process group, a criterion with data sees that of all ranks, so each calls this and all get the same plan; a model
-    that is spread over ranks is put together on each of them for that.
+    process group, a criterion with data sees that of all ranks, and times are those of rank 0, so each calls this and
+    all get the same plan; a model that is spread over ranks is put together on each of them for that.
 
     `loadable=True` cuts only what the model's constructor can build with other values of its fields (`plan.fields`):
     the result is an ordinary model, which its own library loads. Layers keep equally many positions, not the same.
@@ -210,8 +210,9 @@ def plan(
     criterion = Magnitude() if importance is None else importance
     model, data = graph.model, uses_data(criterion)
     limits = Loadable(graph) if loadable else None
-    run = bare(model, values=True) if data else nullcontext()
-    with together("plan", all_come=data or is_sharded(model)), run:
+    runs = data or is_measured(wanted)
+    whole = bare(model, values=True) if runs else nullcontext()
+    with together("plan", all_come=runs or is_sharded(model)), whole:
         while True:
             graph = graph if limits is None else limits.graph
             problem = PruningProblem(graph, criterion, exact=exact, protect=protect, round_to=round_to, scope=scope)

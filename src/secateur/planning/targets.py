@@ -139,6 +139,7 @@ class Budget:
 
     amount: float | str
     unit: ClassVar[Unit] = COUNT
+    measured: ClassVar[bool] = False  # by running models, with another result each time
 
     def __post_init__(self) -> None:
         self.unit.read(self.amount, type(self).__name__)
@@ -208,6 +209,16 @@ class Budgets:
         own = [part for part in self.parts if type(part).choose is not Budget.choose]
         leading = (own or self.parts)[0]
         return leading.choose(problem, [part.limit(problem) for part in self.parts if part is not leading])
+
+
+def is_measured(target: Target) -> bool:
+    """Whether a target is met by measuring.
+
+    >>> is_measured(Macs(0.5) & Params(0.5))
+    False
+    """
+    budgets = target.parts if isinstance(target, Budgets) else (target,)
+    return any(isinstance(budget, Budget) and budget.measured for budget in budgets)
 
 
 def unnamed(problem: PruningProblem) -> PruningProblem:

@@ -83,6 +83,7 @@ class Solver:
     def _stage(self, stage: tuple[str, ...], dense: Runs, sparse: Runs) -> bool:
         moments = {name: Moments() for name in stage}
         made: dict[str, ParameterProduct] = {}
+        fine: list[_Fine] = []
         for number in range(len(dense.batches)):
             whole = _outputs(dense, number, stage, self.streams)
             data, left = _data(sparse, number, stage, self.streams) if len(whole) == len(stage) else (None, {})
@@ -91,7 +92,9 @@ class Solver:
             made = {name: at.product for name, at in whole.items()}
             for name, at in whole.items():
                 wanted = at.out if name not in left or at.stream is None else at.out + _gap(at, left[name])
-                _add(moments[name], at.product, replace(at.product.of, data=data), wanted, len(dense.batches), number)
+                of = replace(at.product.of, data=data)
+                fine += _add(moments[name], at.product, of, wanted, len(dense.batches), number)
+        _check_finite(fine)
         for name, product in made.items():
             self._solve(product, moments[name])
         return True
@@ -102,18 +105,21 @@ class Solver:
         """From one run of the dense model on each batch."""
         moments: dict[Part, Moments] = {}
         products: dict[Part, ParameterProduct] = {}
+        fine: list[_Fine] = []
         number = 0
 
         def take(product: ParameterProduct, run: Any) -> Any:
             out = run()
             if product.name in names:
                 products.setdefault(product.part, product)
-                _add(moments.setdefault(product.part, Moments()), product, product.of, out, len(batches), number)
+                known = moments.setdefault(product.part, Moments())
+                fine.extend(_add(known, product, product.of, out, len(batches), number))
             return out
 
         for number, batch in enumerate(progress(batches, "sparsify") if names else ()):
             with blamed_on_batch(number, _WHAT), Watch(self.dense, take):
                 call(self.dense, batch)
+        _check_finite(fine)
         for part, product in products.items():
             self._solve(product, moments[part])
 
@@ -224,10 +230,15 @@ def _gap(at: _At, left: Tensor) -> Tensor | float:
     return (at.stream - left).reshape(at.out.shape)
 
 
-def _add(moments: Moments, product: ParameterProduct, of: MatrixProduct, out: Tensor, shares: int, number: int) -> None:
+_Fine = tuple[str, int, Tensor]  # whether what is known of a layer, after so many batches, is finite
+
+
+def _add(
+    moments: Moments, product: ParameterProduct, of: MatrixProduct, out: Tensor, shares: int, number: int
+) -> list[_Fine]:
     """Take in the inputs of a product and what the dense model puts out there, without its bias."""
     if not of.data.numel():  # an expert that no row of this batch came to
-        return
+        return []
     if not product.narrow:
         raise CalibrationError(
             f"{product.name} sums over {of.summed} inputs; methods that look at moments take {WIDEST}: protect it"
@@ -235,10 +246,17 @@ def _add(moments: Moments, product: ParameterProduct, of: MatrixProduct, out: Te
     sample = of.sample(-(-product.enough // shares), number)
     for x, y in zip(of.rows(sample), product.of.outputs(out, sample), strict=True):
         moments.add(x, y if product.shift is None else y - product.shift)
-    if not (moments.xx.isfinite().all() and moments.xy.isfinite().all()):
+    return [(product.name, number, moments.xx.isfinite().all() & moments.xy.isfinite().all())]
+
+
+def _check_finite(fine: Sequence[_Fine]) -> None:
+    """Refuse what is no numbers, and say from which batch on; the device is asked once."""
+    flags = [flag.to(fine[0][2].device) for *_, flag in fine]
+    wrong = (~torch.stack(flags)).nonzero().flatten().tolist() if flags else []
+    if wrong:
+        name, number, _ = fine[wrong[0]]
         raise CalibrationError(
-            f"{_WHAT}: {batch_name(number)}: what goes into {product.name}, or comes out of it, is not finite; are the "
-            "weights?"
+            f"{_WHAT}: {batch_name(number)}: what goes into {name}, or comes out of it, is not finite; are the weights?"
         )
 
 

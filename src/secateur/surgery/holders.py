@@ -16,7 +16,7 @@ from torch.optim.swa_utils import AveragedModel
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from secateur.compat import bound_to_shapes, lay_out_anew
-from secateur.distributed import ranks
+from secateur.distributed import everywhere as on_every_rank
 from secateur.errors import ApplyError
 from secateur.planning.plans import Plan
 from secateur.state.held import named_tensors
@@ -90,7 +90,7 @@ def wrappers_follow(model: nn.Module, *, everywhere: bool | None = None) -> Iter
         yield
     finally:
         for wrapper in wrappers(model):
-            _Relaid(wrapper, ranks() == torch.distributed.get_world_size() if everywhere is None else everywhere)
+            _Relaid(wrapper, on_every_rank() if everywhere is None else everywhere)
 
 
 def wrappers(model: nn.Module) -> list[DistributedDataParallel]:

@@ -3,22 +3,23 @@
 from __future__ import annotations
 
 import copy
+import json
 import warnings
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import ClassVar
 from weakref import WeakKeyDictionary
 
 import torch
 from torch import nn
 
-from secateur.distributed import ranks
+from secateur.distributed import agreed, of_first, ranks
 from secateur.errors import PlanError, SecateurWarning
 from secateur.planning.allocation import AxisCounts, Limit
 from secateur.planning.amounts import SECONDS, Unit
 from secateur.planning.plans import make_plan
 from secateur.planning.problem import Chosen, PruningProblem, by_atom
-from secateur.planning.targets import Budget, Budgets, Target, unnamed, within
+from secateur.planning.targets import Budget, unnamed, within
 from secateur.state.contents import alias
 from secateur.state.held import named_tensors
 from secateur.surgery import carry_out
@@ -121,9 +122,13 @@ class Latency(Budget):
 
     A number from 0.1 to 1 is a fraction, a smaller one seconds: `Latency(0.008)` are 8 ms. Text says it in any case:
     `Latency("120ms")`, `Latency("5%")`. A model that takes no longer than that already is not cut, which is said.
+
+    In a process group rank 0 measures and decides for all, while the others wait; a model that is spread over ranks is
+    timed as a whole.
     """
 
     unit: ClassVar[Unit] = SECONDS
+    measured: ClassVar[bool] = True
 
     def cost(self, problem: PruningProblem) -> Predicted:
         """Seconds of one run on the example."""
@@ -131,9 +136,19 @@ class Latency(Budget):
         return Predicted(clock, Line.at(whole.median, clock({})))
 
     def choose(self, problem: PruningProblem, beside: Sequence[Limit] = ()) -> Chosen:
-        """The best positions that fit, once cut and timed."""
-        check_measured(self)
+        """The best positions that fit, once cut and timed: by rank 0, for all."""
         problem = unnamed(problem)
+        if ranks() > 1:
+            agreed("plan", repr([(axis.name, axis.size) for axis in problem.axes]), of="model")
+            for axis in problem.axes[:1]:
+                problem.scores(axis)  # and all others: every rank may have to add to them
+        chosen = _heard(problem, of_first("plan: times", lambda: _told(problem, self._measured(problem, beside))))
+        if (verdict := chosen.confirmation.verdict()) is not None:
+            warnings.warn(f"{self}: {verdict} ({chosen.confirmation})", SecateurWarning, stacklevel=3)
+        return chosen
+
+    def _measured(self, problem: PruningProblem, beside: Sequence[Limit]) -> Chosen:
+        """The same as this process measures it."""
         cost, timing = self.cost(problem), learnt(problem.graph)[1]
         whole, asked = timing.median, self.share(timing.median)
         goal = whole * asked * (_AIM if asked < 1 else 1 + 1e-6)  # rounding is no reason to cut
@@ -161,19 +176,23 @@ class Latency(Budget):
             points[cost.clock(by_atom(counts))] = whole * found.came
             cost = Predicted(cost.clock, Line.near(points, goal))
         best, found = min(trials, key=lambda trial: _distance(trial[1]))
-        if (verdict := found.verdict()) is not None:
-            warnings.warn(f"{self}: {verdict} ({found})", SecateurWarning, stacklevel=3)
         return Chosen(problem.best(best), found)
 
 
-def check_measured(target: Target) -> None:
-    """Refuse a target that is measured where several processes would each measure something else."""
-    budgets = target.parts if isinstance(target, Budgets) else (target,)
-    if ranks() > 1 and any(isinstance(budget, Latency) for budget in budgets):
-        raise PlanError(
-            "each rank would measure other times and make another plan; plan on one rank inside of "
-            "secateur.distributed.alone(), send plan.to_json() to the others and apply it on all"
-        )
+def _told(problem: PruningProblem, chosen: Chosen) -> str:
+    """What was chosen, for ranks whose problem has the same axes."""
+    kept = {number: chosen[axis].tolist() for number, axis in enumerate(problem.axes) if axis in chosen}
+    return json.dumps({"kept": kept, "confirmation": asdict(chosen.confirmation), "why": chosen.why})
+
+
+def _heard(problem: PruningProblem, text: str) -> Chosen:
+    """What a rank was told."""
+    told = json.loads(text)
+    kept = {problem.axes[int(number)]: torch.tensor(positions) for number, positions in told["kept"].items()}
+    came = told["confirmation"].pop("measured")
+    before, after = Timing(**came["before"]), Timing(**came["after"])
+    measured = Comparison(before, after, came["ratio"])
+    return Chosen(kept, Confirmation(**told["confirmation"], measured=measured), told["why"])
 
 
 def filled(problem: PruningProblem, counts: AxisCounts, cost: Predicted, beside: Sequence[Limit]) -> dict[Axis, int]:

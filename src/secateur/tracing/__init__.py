@@ -13,7 +13,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from secateur.axes import fix, note
 from secateur.compat import fsdp1, is_compiled, uncompiled
-from secateur.distributed import bare, is_sharded
+from secateur.distributed import bare, is_sharded, present
 from secateur.errors import TraceError
 from secateur.sizes.size import expr_atoms, places
 from secateur.state.leftovers import let_go
@@ -53,6 +53,7 @@ def trace(model: nn.Module, example: Any, *, variants: bool = True, make: Any = 
     itself.
     """
     check_make(make)
+    present()
     with bare(unwrap(model, sharded=True)) as inner:
         return replace(_trace(inner, example, variants), make=make)
 
