@@ -64,7 +64,7 @@ def cleaned(model: nn.Module, *, wholly: bool = False) -> Iterator[None]:
 def _of_hooks(model: nn.Module) -> Iterator[tuple[Any, str, Any]]:
     """The variables that functions which hang on a model's modules have besides their own: (holder, name, value)."""
     held = [item for module in model.modules() for item in module.__dict__.items()]
-    stack = [hook for _, hook in held if isinstance(hook, _FUNCTIONS)]
+    stack: list[Any] = [hook for _, hook in held if isinstance(hook, _FUNCTIONS)]
     stack += [
         hook for name, hooks in held if name.endswith("_hooks") and isinstance(hooks, dict) for hook in hooks.values()
     ]
