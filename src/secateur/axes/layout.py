@@ -175,16 +175,24 @@ def _merged(kind: type[Product] | type[Concat], a: Layout, b: Layout) -> Atom:
 def atoms(layout: Layout) -> Iterator[Atom]:
     """Every atom of a layout, in order, repetitions included."""
     layout = resolve(layout)
-    if isinstance(layout, Atom):
-        yield layout
-    else:
-        for part in layout.parts:
-            yield from atoms(part)
+    return iter((layout,)) if isinstance(layout, Atom) else _inside(layout)
+
+
+def _inside(layout: Product | Concat) -> Iterator[Atom]:
+    """Those of a compound in normal form, whose parts are, too."""
+    for part in layout.parts:
+        if isinstance(part, Atom):
+            yield part
+        else:
+            yield from _inside(part)
 
 
 def free_atoms(layout: Layout) -> list[Atom]:
     """The atoms of a layout that may be cut, each once, in order."""
-    return list(dict.fromkeys(atom for atom in atoms(layout) if atom.fixed is None))
+    layout = resolve(layout)
+    if isinstance(layout, Atom):
+        return [layout] if layout.fixed is None else []
+    return list(dict.fromkeys(atom for atom in _inside(layout) if atom.fixed is None))
 
 
 def size_after(layout: Layout, counts: Mapping[Atom, int]) -> int:

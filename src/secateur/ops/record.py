@@ -252,6 +252,7 @@ def _takes(op: Any) -> list[tuple[str, str]]:
     return [(argument.name, str(argument.type)) for argument in given]
 
 
+@cache
 def out_arguments(op: Any) -> list[str]:
     """The arguments of an op that are buffers for its results."""
     return [argument.name for argument in schema(op).arguments if argument.is_out]

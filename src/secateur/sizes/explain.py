@@ -12,7 +12,7 @@ import sys
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from functools import cache
+from functools import cache, lru_cache
 from pathlib import Path
 from types import CodeType, FrameType
 from typing import Any
@@ -290,8 +290,7 @@ class Explainer:
         frame = of_the_model(1)
         if frame is None:
             return ""
-        name = frame.f_code.co_filename
-        return f"{name if name.startswith('<') else Path(name).name}:{frame.f_lineno}"
+        return f"{_file(frame.f_code.co_filename)}:{frame.f_lineno}"
 
 
 def of_the_model(above: int) -> FrameType | None:
@@ -300,11 +299,21 @@ def of_the_model(above: int) -> FrameType | None:
     made: FrameType | None = None
     while frame is not None and not is_capture(frame):
         name = frame.f_code.co_filename
-        if not name.startswith((_OWN, _TORCH, "<")):
+        if _is_the_models(name):
             return frame
         made = made or (frame if name.startswith("<eval") else None)
         frame = frame.f_back
     return made
+
+
+@lru_cache(1024)
+def _file(name: str) -> str:
+    return name if name.startswith("<") else Path(name).name
+
+
+@lru_cache(1024)
+def _is_the_models(file: str) -> bool:
+    return not file.startswith((_OWN, _TORCH, "<"))
 
 
 def _is_written(number: int) -> bool:

@@ -19,6 +19,7 @@ from secateur.state.transaction import copy_of, put_back
 
 CACHED = type(functools.cache(lambda: None))
 _SKIPPED = ("torch", "builtins", "typing", "abc", "secateur")
+_FUNCTIONS = (functools.partial, types.MethodType, types.FunctionType)
 _DEEPEST = 3  # how far inside of a module-level container a run's leftovers are looked for
 _ASKED_ABOUT, _HIGHEST = 16, 5  # how many objects' holders are asked for at a time, and how far up
 
@@ -63,7 +64,7 @@ def cleaned(model: nn.Module, *, wholly: bool = False) -> Iterator[None]:
 def _of_hooks(model: nn.Module) -> Iterator[tuple[Any, str, Any]]:
     """The variables that functions which hang on a model's modules have besides their own: (holder, name, value)."""
     held = [item for module in model.modules() for item in module.__dict__.items()]
-    stack = [hook for _, hook in held]
+    stack: list[Any] = [hook for _, hook in held if isinstance(hook, _FUNCTIONS)]
     stack += [
         hook for name, hooks in held if name.endswith("_hooks") and isinstance(hooks, dict) for hook in hooks.values()
     ]

@@ -20,7 +20,15 @@ from torch import Tensor, nn
 
 from secateur import ops as ops  # registers the records
 from secateur.axes import Atom, Layout, fix
-from secateur.compat import BatchNorm, Convolution, FakeTensor, FakeTensorMode, storage_id, version
+from secateur.compat import (
+    BatchNorm,
+    Convolution,
+    FakeTensor,
+    FakeTensorMode,
+    storage_id,
+    version,
+    without_torch_function,
+)
 from secateur.errors import TraceError
 from secateur.ops.value import Value, bind, forget, known, layouts_of
 from secateur.sizes.size import Attr, Expr, Size, plain
@@ -222,8 +230,10 @@ class _Recorded:
             pass_on(output)
 
         def pass_on(tensors: Any) -> None:
-            if self._flowing:
-                flow.extend(layout for tensor in tensors_in(tensors) for layout in layouts_of(tensor))
+            for tensor in tensors_in(tensors) if self._flowing else ():
+                ordinary = type(tensor) in (FakeTensor, Tensor)  # of which recorders need not hear what is asked here
+                with without_torch_function() if ordinary else nullcontext():
+                    flow.extend(layouts_of(tensor))
 
         module.register_forward_pre_hook(enter, prepend=True, with_kwargs=True)
         module.register_forward_hook(leave, prepend=True, always_call=True)

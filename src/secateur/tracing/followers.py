@@ -18,10 +18,11 @@ from torch import nn
 
 from secateur.axes import unify
 from secateur.tracing.capture import Capture
-from secateur.tracing.stated import assigned, functions_of, is_torchs, own_name, parsed
+from secateur.tracing.stated import assigned, functions_of, is_torchs, own_name, parsed, words
 from secateur.tracing.unreached import form
 
 _TENSORS = frozenset(("parameters", "named_parameters", "buffers", "named_buffers", "state_dict", "load_state_dict"))
+_CALLED = ("deepcopy", "zip", "load_state_dict")
 
 
 def tie_followers(model: nn.Module, capture: Capture) -> None:
@@ -43,7 +44,9 @@ def _pairs(model: nn.Module, capture: Capture) -> Iterator[tuple[str, str]]:
         if kind not in found:
             found[kind] = list(_read_together(kind))
         parts = {name: part for name, part in module.named_children() if any(True for _ in part.parameters())}
-        asked = [*found[kind], *(pair for pair in combinations(parts, 2) if _one_is_frozen(*map(parts.get, pair)))]
+        learning = {name: any(p.requires_grad for p in part.parameters()) for name, part in parts.items()}
+        mixed = combinations(parts, 2) if len({*learning.values()}) == 2 else ()
+        asked = [*found[kind], *(pair for pair in mixed if learning[pair[0]] != learning[pair[1]])]
         for one, other in dict.fromkeys(pair for pair in asked if {*pair} <= parts.keys()):
             if parts[one] is not parts[other] and form(parts[one]) == form(parts[other]):
                 for name, _ in (*parts[one].named_parameters(), *parts[one].named_buffers()):
@@ -72,16 +75,11 @@ def _alike(buffer: str, parameter: str) -> int:
     return 0
 
 
-def _one_is_frozen(one: nn.Module | None, other: nn.Module | None) -> bool:
-    learning = [any(p.requires_grad for p in part.parameters()) for part in (one, other) if part is not None]
-    return len({*learning}) == 2
-
-
 def _read_together(kind: type[nn.Module]) -> Iterator[tuple[str, str]]:
     """The attributes whose tensors code goes through together, or of which one is made as a copy of the other."""
     for function in (f for base in kind.__mro__ if not is_torchs(base) for f in functions_of(base)):
-        tree = parsed(function)
-        if tree is None:
+        copies = any(word.endswith(_CALLED) for word in words(function.__code__))
+        if not copies or (tree := parsed(function)) is None:
             continue
         me = tree.args.args[0].arg
         for to, value in assigned(tree):

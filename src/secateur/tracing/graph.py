@@ -2,7 +2,7 @@
 
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache, partial
 from typing import Any
@@ -152,11 +152,11 @@ def _keep_tables(capture: Capture) -> None:
 
     No product sums over it, and only buffers have it, or one parameter where no data met it.
     """
-    weighty = {atom for cost in capture.tracer.costs for dim in cost.layouts for atom in free_atoms(dim)}
-    met = {atom for use in capture.tracer.uses for dims in use.made for dim in dims for atom in free_atoms(dim)}
+    weighty = _among(dim for cost in capture.tracer.costs for dim in cost.layouts)
+    met = _among(dim for use in capture.tracer.uses for dims in use.made for dim in dims)
     holders: dict[Atom, list[str]] = {}
     for name, value in capture.values.items():
-        for atom in {atom for dim in value.dims for atom in free_atoms(dim)} - weighty:
+        for atom in _among(value.dims) - weighty:
             holders.setdefault(atom, []).append(name)
     for atom, names in holders.items():
         parameters = [name for name in names if capture.kinds[name] == "parameter"]
@@ -164,6 +164,11 @@ def _keep_tables(capture: Capture) -> None:
             fix(atom, "only in buffers: cutting it saves nothing, and another input may need it")
         elif len(parameters) == 1 and atom not in met:
             fix(atom, f"only in {parameters[0]}, and no data meets it: another input may need it")
+
+
+def _among(layouts: Iterable[Layout]) -> set[Atom]:
+    """The atoms that may be cut; of layouts that come again and again, each is looked at once."""
+    return {atom for layout in {id(layout): layout for layout in layouts}.values() for atom in free_atoms(layout)}
 
 
 def _keep_given(capture: Capture) -> None:
@@ -245,7 +250,8 @@ def _first_sites(tensors: Mapping[str, tuple[Layout, ...]]) -> dict[Atom, str]:
     for name, dims in tensors.items():
         for i, dim in enumerate(dims):
             for atom in atoms(dim):
-                found.setdefault(atom, str(Site(name, i)))
+                if atom not in found:
+                    found[atom] = str(Site(name, i))
     return found
 
 

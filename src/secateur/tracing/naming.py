@@ -40,10 +40,10 @@ def hint_attention(definitions: Mapping[Place, Expr], uses: Iterable[Use]) -> No
 
 def _of_queries_and_keys(use: Use) -> Iterator[Layout]:
     """What data and other data are summed over in a product."""
-    data = [{atom for dim in dims for atom in free_atoms(dim)} for dims, names in use.given if names is None]
-    for layout, names in use.summed:
-        if names is None and sum(there.issuperset(free_atoms(layout)) for there in data) > 1:
-            yield layout
+    of_data = [layout for layout, names in use.summed if names is None]
+    given = (dims for dims, names in use.given if names is None and of_data)
+    data = [{atom for dim in dims for atom in free_atoms(dim)} for dims in given]
+    yield from (one for one in of_data if sum(there.issuperset(free_atoms(one)) for there in data) > 1)
 
 
 def _doubled(layout: Layout, atom: Atom) -> bool:

@@ -30,7 +30,7 @@ from secateur.ops.asking import COUNTS, LENGTHS, SHAPE
 from secateur.ops.record import alike, function_record, is_op, part, record_of, sizes_of
 from secateur.ops.value import known, layouts_of
 from secateur.sizes.size import Dim, Op, Size
-from secateur.tracing.tracer import Tracer, tensors_among
+from secateur.tracing.tracer import SEVERAL, Tracer, tensors_among
 
 _BACK = (torch.autograd.grad, torch.autograd.backward, Tensor.backward)  # whose sizes are those of the way there
 _READS = {Tensor.tolist, Tensor.numpy, Tensor.__array__}
@@ -80,6 +80,8 @@ class FunctionRecorder(TorchFunctionMode):
         kwargs = kwargs or {}
         if func == SHAPE:
             return self.tracer.shape_of(args[0], func(*args))
+        if type(func) is types.MethodWrapperType:  # another attribute of a tensor, which takes no numbers
+            return self._run(func, args, kwargs, seen=True)
         if func in LENGTHS:
             return self._size(*bound(func, args, kwargs)[0])
         if func is Tensor.__len__:
@@ -103,12 +105,8 @@ class FunctionRecorder(TorchFunctionMode):
                 self.inside.pop()
         hidden = is_op(like) and takes_sizes(like)
         # Where vmap maps a dimension, the model's code counts others than the ops do, so its numbers fit none of these.
-        elsewhere = any(map(is_functorch_wrapped, tensors_among((args, kwargs)))) and _has_ints((args, kwargs))
-        self.ops.seen = not hidden and not elsewhere
-        try:
-            out = func(*args, **kwargs)
-        finally:
-            self.ops.seen = False
+        elsewhere = _has_ints((args, kwargs)) and any(map(is_functorch_wrapped, tensors_among((args, kwargs))))
+        out = self._run(func, args, kwargs, seen=not hidden and not elsewhere)
         if signature is not None:
             placed, others = bound(func, args, kwargs)
             signature(self.tracer.sizes, out, *placed, **others)
@@ -117,8 +115,15 @@ class FunctionRecorder(TorchFunctionMode):
         else:
             self._loose_sizes(func, (args, kwargs))
         given = partial(_layouts_among, (args, kwargs))
-        self.tracer.sizes.account(getattr(func, "__name__", str(func)), given)
+        self.tracer.sizes.account(getattr(func, "__name__", "") or str(func), given)
         return out
+
+    def _run(self, func: Any, args: Any, kwargs: Any, *, seen: bool) -> Any:
+        self.ops.seen = seen
+        try:
+            return func(*args, **kwargs)
+        finally:
+            self.ops.seen = False
 
     def _count_as_value(self, x: Tensor) -> None:
         """`len` answers with a plain int, which will not tell what it is used for."""
@@ -156,8 +161,8 @@ class FunctionRecorder(TorchFunctionMode):
     def _loose_sizes(self, func: Any, given: Any) -> None:
         """A size that arrives where no size is expected is a number like any other."""
         if isinstance(given, Size):
-            self.tracer.sizes.on_value(given.expr, getattr(func, "__name__", str(func)))
-        elif isinstance(given, tuple | list):
+            self.tracer.sizes.on_value(given.expr, getattr(func, "__name__", "") or str(func))
+        elif isinstance(given, SEVERAL):
             for item in given:
                 self._loose_sizes(func, item)
         elif isinstance(given, dict):
@@ -166,8 +171,10 @@ class FunctionRecorder(TorchFunctionMode):
 
 
 def _has_ints(items: Any) -> bool:
-    if isinstance(items, tuple | list | dict):
-        return any(map(_has_ints, items.values() if isinstance(items, dict) else items))
+    if isinstance(items, SEVERAL):
+        return any(map(_has_ints, items))
+    if isinstance(items, dict):
+        return any(map(_has_ints, items.values()))
     return isinstance(items, int) and not isinstance(items, bool)
 
 

@@ -12,20 +12,21 @@ follows a cut by itself.
 from __future__ import annotations
 
 import ast
+import dis
 import inspect
 import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
-from types import FunctionType
+from types import CodeType, FunctionType
 from typing import Any
 
 from torch import nn
 
 from secateur.tracing.examples import arguments, by_name
 from secateur.tracing.purity import Purity
-from secateur.tracing.stated import functions_of, is_torchs, own_name, parsed
+from secateur.tracing.stated import functions_of, is_torchs, own_name, parsed, words
 
 _MOST = 4  # that are tried of each kind
 _SHAPING = frozenset(
@@ -34,6 +35,8 @@ _SHAPING = frozenset(
         *("roll", "split", "tensor_split", "unflatten", "unfold", "view"),
     )
 )
+
+_SLICING = frozenset(dis.opmap[name] for name in ("BUILD_SLICE", "BINARY_SLICE", "STORE_SLICE") if name in dis.opmap)
 
 
 @dataclass(frozen=True)
@@ -160,8 +163,8 @@ def other_attributes(model: nn.Module) -> list[Setting]:
 def _asked(kind: type[nn.Module]) -> Iterator[tuple[str, str | None, str]]:
     """The attributes that decide about shapes: name, what it is compared with (or None), file and line."""
     for function in (f for base in kind.__mro__ if not is_torchs(base) for f in functions_of(base)):
-        tree = parsed(function) if function.__name__ != "__init__" else None
-        if tree is None:
+        may = function.__name__ != "__init__" and _may_shape(function.__code__)
+        if not may or (tree := parsed(function)) is None:
             continue
         me, code = tree.args.args[0].arg, function.__code__
         for node in ast.walk(tree):
@@ -196,6 +199,13 @@ def _shapes(*branches: ast.AST) -> bool:
         if name in _SHAPING:
             return True
     return False
+
+
+def _may_shape(code: CodeType) -> bool:
+    """What tells, without the source, that code does not take tensors apart."""
+    inner = (one for one in code.co_consts if isinstance(one, CodeType))
+    sliced = not _SLICING.isdisjoint(code.co_code[::2]) or any(type(one) is slice for one in code.co_consts)
+    return sliced or not _SHAPING.isdisjoint(words(code)) or any(map(_may_shape, inner))
 
 
 def _far(bound: ast.expr | None) -> bool:

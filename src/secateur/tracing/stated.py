@@ -18,7 +18,7 @@ import textwrap
 import types
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +32,7 @@ _AT_FIRST = frozenset(  # what sets up weights, or only speaks of them
 )
 _ADDS = frozenset(("append", "extend", "insert", "update"))
 _DESCRIBED = frozenset(("transformers", "diffusers", "timm", "torchvision"))
+_MOST_READ = 1024  # functions whose source, once read, is remembered
 _OF_SIZES = (ast.Add, ast.Sub, ast.Mult, ast.FloorDiv, ast.Mod)  # a power or a quotient is no size
 
 
@@ -86,10 +87,10 @@ def _numbers(model: nn.Module) -> Iterator[tuple[Place, int, bool]]:
             found.append((place, value))
         return value
 
-    Walk(model).replace(look)
+    Walk(model).replace(look, among={owner for owner, module in modules.items() if not is_torchs(type(module))})
     for place, value in found:
         kind = type(modules[place.owner])
-        if not is_torchs(kind) and (len(place.path) == 1 or kind.__module__.partition(".")[0] not in _DESCRIBED):
+        if len(place.path) == 1 or kind.__module__.partition(".")[0] not in _DESCRIBED:
             yield place, value, False
     for owner, module in modules.items():
         for kind in type(module).__mro__:
@@ -206,12 +207,30 @@ def functions_of(kind: type) -> Iterator[types.FunctionType]:
 
 
 def parsed(function: types.FunctionType) -> ast.FunctionDef | None:
-    """The source of a method, if there is any."""
+    """The source of a method, if there is any; it is read once, so nobody changes what comes back."""
+    return _read(function.__code__, function.__code__.co_filename)
+
+
+@lru_cache(_MOST_READ)
+def _read(code: types.CodeType, _file: str) -> ast.FunctionDef | None:
+    """Code is equal to that of another file with the same lines, which `_file` tells apart."""
     try:
-        tree = ast.parse(textwrap.dedent(inspect.getsource(function))).body[0]
+        tree = ast.parse(textwrap.dedent(inspect.getsource(code))).body[0]
     except Exception:  # it was typed in or made by code, or the file has changed since
         return None
     return tree if isinstance(tree, ast.FunctionDef) and tree.args.args else None
+
+
+@lru_cache(4 * _MOST_READ)
+def words(code: types.CodeType) -> frozenset[str]:
+    """Every name in some code, which is quicker to ask than its source.
+
+    >>> sorted(words((lambda x: [y.flip(0) for y in zip(x)]).__code__))
+    ['flip', 'x', 'y', 'zip']
+    """
+    inner = (words(one) for one in code.co_consts if isinstance(one, types.CodeType))
+    own = {*code.co_names, *code.co_varnames, *code.co_cellvars, *code.co_freevars}
+    return frozenset(name for name in own.union(*inner) if not name.startswith("."))
 
 
 def own_name(node: ast.AST, me: str) -> str:
@@ -256,4 +275,6 @@ def _computes(node: ast.AST, above: Mapping[ast.AST, ast.AST], ones: Collection[
     return False
 
 
-__all__ = ["Stated", "assigned", "functions_of", "is_torchs", "own_name", "parsed", "stated_sizes", "tensors_below"]
+__all__ = [
+    *("Stated", "assigned", "functions_of", "is_torchs", "own_name", "parsed", "stated_sizes", "tensors_below", "words")
+]

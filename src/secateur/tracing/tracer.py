@@ -9,6 +9,7 @@ on. Nothing is decided here and the model is not touched; `graph` reads the outc
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Any
 
 import torch
@@ -22,6 +23,8 @@ from secateur.sizes.explain import Explainer
 from secateur.sizes.size import Dim, Expr
 from secateur.state.held import Place
 from secateur.tracing.steps import TimedOp, step
+
+SEVERAL = (list, tuple)  # what arguments come in; asked for so often that a union made on the spot would tell
 
 
 @dataclass(frozen=True)
@@ -168,7 +171,7 @@ def _lift(item: Any, rows: bool = False) -> Any:
         if value.rows is not None and not rows:
             value.tie_rows()
         return value
-    if isinstance(item, list | tuple):
+    if isinstance(item, SEVERAL):
         return [_lift(i, rows) for i in item]
     return item
 
@@ -178,7 +181,7 @@ def tensors_among(items: Any) -> list[Tensor]:
     for item in items:
         if isinstance(item, Tensor):
             found.append(item)
-        elif isinstance(item, list | tuple):
+        elif isinstance(item, SEVERAL):
             found += tensors_among(item)
         elif isinstance(item, dict):
             found += tensors_among(item.values())
@@ -193,5 +196,6 @@ def _handed_on(at: int, size: int, values: Sequence[Value], op: Any) -> str:
     return _name(op) if likeliest is None else why_fixed(likeliest)
 
 
+@cache
 def _name(op: Any) -> str:
     return str(op).removeprefix("aten.").rpartition(".")[0]

@@ -22,10 +22,17 @@ _REASON = "not used when the model ran on the example"
 def idle_modules(model: nn.Module, capture: Capture) -> list[str]:
     """The outermost modules with parameters none of which any run has used."""
     used = {id(p) for name, p in model.named_parameters() if capture.values[name].used}
+    inside: dict[nn.Module, set[bool]] = {}  # whether parameters are used, those of modules inside included
+
+    def look(module: nn.Module) -> set[bool]:
+        if module not in inside:
+            inside[module] = {id(p) in used for p in module._parameters.values() if p is not None}
+            inside[module].update(*(look(child) for child in module._modules.values() if child is not None))
+        return inside[module]
+
     found: list[str] = []
     for name, module in model.named_modules():
-        own = [id(p) for p in module.parameters()]
-        if own and used.isdisjoint(own) and not any(name.startswith(f"{outer}.") for outer in found):
+        if look(module) == {False} and not any(name.startswith(f"{outer}.") for outer in found):
             found.append(name)
     return found
 
