@@ -45,6 +45,7 @@ $(ECOSYSTEM)/.ready: pyproject.toml constraints.txt requirements-ecosystem.txt
 	$(PYTHON) -m venv $(ECOSYSTEM)
 	$(ECOSYSTEM)/bin/pip install -q -c constraints.txt -e '.[test]'
 	CMAKE_ARGS='$(LLAMA)' $(ECOSYSTEM)/bin/pip install -q --no-deps -r requirements-ecosystem.txt
+	rm -f $(ECOSYSTEM)/lib/python*/site-packages/torchaudio/lib/*.so # linked to CUDA; its models do without
 	touch $@
 
 docs: setup ## build the documentation into site/

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import sys
 from importlib import import_module
-from types import ModuleType
 from typing import Any
 
 import pytest
@@ -19,10 +17,6 @@ PARTS = {"vit_pytorch": ("cait", "deepvit"), "monai": ("networks.nets",), "mamba
 
 def imported(library: str) -> Any:
     """A library with the parts of it that are used; a test without it is skipped."""
-    if library == "torchaudio":  # models do without its C++ part, which may be linked to CUDA and not load
-        part = ModuleType("torchaudio._extension")
-        part.__dict__.update(_IS_TORCHAUDIO_EXT_AVAILABLE=False, fail_if_no_align=lambda function: function)
-        sys.modules.setdefault("torchaudio._extension", part)
     found = pytest.importorskip(library)
     for part in PARTS.get(library, ()):
         import_module(f"{library}.{part}")
