@@ -25,6 +25,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import secateur as sec
 from oracle import each_axis
+from secateur.state.held import read
 
 # cases ----------------------------------------------------------------------------------------------------------
 
@@ -220,6 +221,10 @@ def zeroed(full: nn.Module, plan: sec.Plan, buffers: bool = True) -> nn.Module:
                 gone = torch.ones(tensor.shape[dim], dtype=torch.bool)
                 gone[index] = False
                 tensor.index_fill_(dim, gone.nonzero().flatten(), 0)
+        for place, dims in plan.kept_in_attributes:
+            tensor = read(big, place)
+            for dim, index in dims.items():
+                tensor.index_fill_(dim, torch.tensor([at for at in range(tensor.shape[dim]) if at not in index]), 0)
     return big
 
 

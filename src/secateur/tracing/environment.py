@@ -1,21 +1,25 @@
 """What the Python around a model does behind the tracer's back, laid open for the tracing run."""
 
 import functools
+import inspect
 import logging
 import math
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
+from types import FunctionType
 from typing import Any
 from unittest.mock import patch
 
+import torch
 from torch import nn
 
 from secateur.compat import FAKE_LOGGER
 from secateur.sizes.explain import Explainer
 from secateur.sizes.size import Size
-from secateur.state.leftovers import CACHED, classes
+from secateur.state.leftovers import CACHED, classes, names_in, of_ours
 from secateur.state.patches import OWN_ATTENTION, SLOW_ATTENTION, UNSCRIPTED, Patch, patched
+from secateur.tracing.stated import functions_of
 
 # These read the digits of an int and never ask it for its value as a float.
 _DIGIT_READERS = ("log", "log2", "log10", "isqrt", "gcd", "lcm", "comb", "perm", "factorial")
@@ -32,6 +36,28 @@ def laid_open(model: nn.Module, sizes: Explainer | None = None) -> Iterator[None
     silent = patch.object(logging.getLogger(FAKE_LOGGER), "disabled", True)
     with silent, patched(UNSCRIPTED, SLOW_ATTENTION, OWN_ATTENTION, *_telling(sizes), *uncached(model)):
         yield
+
+
+def gradients(model: nn.Module) -> AbstractContextManager[Any]:
+    """None are kept track of, but where a model's own code asks for them: fast weights, forces, a penalty."""
+    return torch.enable_grad() if asks_for_gradients(model) else torch.no_grad()
+
+
+def asks_for_gradients(model: nn.Module) -> bool:
+    """Whether the code of a model, or a function of the user's that it names, calls `torch.autograd.grad`."""
+    todo = [function for kind in classes(model) for function in functions_of(kind)]
+    seen: set[int] = set()
+    while todo:
+        function = inspect.unwrap(todo.pop())
+        if id(function) in seen:
+            continue
+        seen.add(id(function))
+        names = {*names_in(function.__code__)}
+        found = [function.__globals__[name] for name in names if name in function.__globals__]
+        if torch.autograd.grad in found or {"autograd", "grad"} <= names:
+            return True
+        todo += [f for f in found if isinstance(f, FunctionType) and not of_ours(f.__module__)]
+    return False
 
 
 def uncached(model: nn.Module) -> list[Patch]:

@@ -5,28 +5,38 @@
 
 is mostly code that no run reaches, as the training loop calls it. If the two were cut at other positions, it would mix
 them up. So modules of one form are cut alike where the source makes one of the other or goes through both, and where
-one of two beside each other is frozen; so is a buffer that no run used with the parameter that it is named after.
+one of two beside each other is frozen and its weights are like the other's: those of two that know nothing of each
+other are not. So is a buffer that no run used with the parameter that it is named after, and so are the tensors of a
+plain dict or list that are named after parameters, or come in their order.
 """
 
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
+import math
+from collections.abc import Iterator, Mapping
 from itertools import combinations
+from typing import Any
 
+import torch
 from torch import nn
 
 from secateur.axes import unify
+from secateur.compat import is_lazy
+from secateur.state.held import Key, Place
 from secateur.tracing.capture import Capture
 from secateur.tracing.stated import assigned, functions_of, is_torchs, own_name, parsed
 from secateur.tracing.unreached import form
 
+_LIKE = 0.5  # the cosine of weights of which one follows the other; of others it is about 0
 _TENSORS = frozenset(("parameters", "named_parameters", "buffers", "named_buffers", "state_dict", "load_state_dict"))
 
 
 def tie_followers(model: nn.Module, capture: Capture) -> None:
     """Make one of the dimensions of tensors that follow each other."""
-    for one, other in _pairs(model, capture):
+    copies = list(_copies(model, capture))
+    capture.rewritten |= {name for name, _ in copies}  # not given to the model: it made them of its weights
+    for one, other in (*_pairs(model, capture), *copies):
         mine, theirs = capture.values[one], capture.values[other]
         for dim, its in zip(mine.dims, theirs.dims, strict=True):
             unify(dim, its)
@@ -43,7 +53,7 @@ def _pairs(model: nn.Module, capture: Capture) -> Iterator[tuple[str, str]]:
         if kind not in found:
             found[kind] = list(_read_together(kind))
         parts = {name: part for name, part in module.named_children() if any(True for _ in part.parameters())}
-        asked = [*found[kind], *(pair for pair in combinations(parts, 2) if _one_is_frozen(*map(parts.get, pair)))]
+        asked = [*found[kind], *(pair for pair in combinations(parts, 2) if _follows(*(parts[name] for name in pair)))]
         for one, other in dict.fromkeys(pair for pair in asked if {*pair} <= parts.keys()):
             if parts[one] is not parts[other] and form(parts[one]) == form(parts[other]):
                 for name, _ in (*parts[one].named_parameters(), *parts[one].named_buffers()):
@@ -56,6 +66,49 @@ def _pairs(model: nn.Module, capture: Capture) -> Iterator[tuple[str, str]]:
                 best = [n for n, common in fits.items() if common and common == max(fits.values())]
                 if len(best) == 1 and start + best[0] in capture.values:
                     yield start + name, start + best[0]
+
+
+def _copies(model: nn.Module, capture: Capture) -> Iterator[tuple[str, str]]:
+    """The tensors of plain dicts and lists, each with the parameter that it is a copy of by its key or its place."""
+    stores: dict[Place, dict[Any, str]] = {}
+    for name, place in capture.places.items():
+        if len(place.path) > 1:
+            stores.setdefault(Place(place.owner, place.path[:-1]), {})[place.path[-1]] = name
+    for store, held in stores.items():
+        idle = not any(capture.values[name].used for name in held.values())
+        found: list[str] = []
+        for part, module in model.get_submodule(store.owner).named_modules(prefix=store.owner):
+            if (idle or len(held) > 1) and not any(part.startswith(f"{outer}.") or not outer for outer in found):
+                pairs = [*_copied(held, part, module, capture)]
+                found += [part] if pairs else []
+                yield from pairs
+
+
+def _copied(held: Mapping[Any, str], part: str, module: nn.Module, capture: Capture) -> Iterator[tuple[str, str]]:
+    """Each of some tensors with that of a module, if all are named after its own or come in their order."""
+    own = [(name, p) for name, p in module.named_parameters(prefix=part) if name in capture.values]
+    for theirs in (own, [(name, p) for name, p in own if p.requires_grad]):
+        names: dict[Any, str] = {_plain(name, part): name for name, _ in theirs}
+        names.update(enumerate(name for name, _ in theirs) if len(theirs) == len(held) else ())
+        at = {name: names.get(_plain(key.key) if isinstance(key, Key) else key) for key, name in held.items()}
+        pairs = [(name, other) for name, other in at.items() if other is not None and _one_shape(name, other, capture)]
+        if len(pairs) == len(held):
+            yield from pairs
+            return
+
+
+def _plain(name: Any, part: str = "") -> str:
+    """A tensor's name as it may be a key: in its module, with no dots.
+
+    >>> _plain("net.0.weight", "net"), _plain("module.0.weight")
+    ('0_weight', '0_weight')
+    """
+    return str(name).removeprefix(f"{part}.").removeprefix("module.").replace(".", "_")
+
+
+def _one_shape(one: str, other: str, capture: Capture) -> bool:
+    mine, theirs = ([dim.size for dim in capture.values[name].dims] for name in (one, other))
+    return mine == theirs
 
 
 def _alike(buffer: str, parameter: str) -> int:
@@ -72,9 +125,18 @@ def _alike(buffer: str, parameter: str) -> int:
     return 0
 
 
-def _one_is_frozen(one: nn.Module | None, other: nn.Module | None) -> bool:
-    learning = [any(p.requires_grad for p in part.parameters()) for part in (one, other) if part is not None]
-    return len({*learning}) == 2
+def _follows(one: nn.Module, other: nn.Module) -> bool:
+    """Whether one of two modules is frozen, and has weights like those of the other, or weights that cannot be read."""
+    learning = {any(p.requires_grad for p in part.parameters()) for part in (one, other)}
+    if len(learning) < 2 or form(one) != form(other):
+        return False
+    matrices = ([p for p in part.parameters() if p.ndim > 1 and p.is_floating_point()] for part in (one, other))
+    mine, theirs = ([p.detach() for p in each] for each in matrices)
+    if any(is_lazy(p) or p.is_meta or p.layout is not torch.strided for p in (*mine, *theirs)):
+        return True
+    both = sum(float((a * b).sum()) for a, b in zip(mine, theirs, strict=True))
+    scale = math.sqrt(math.prod(sum(float(p.square().sum()) for p in part) for part in (mine, theirs)))
+    return both >= _LIKE * scale
 
 
 def _read_together(kind: type[nn.Module]) -> Iterator[tuple[str, str]]:

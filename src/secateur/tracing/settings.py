@@ -13,8 +13,9 @@ from __future__ import annotations
 
 import ast
 import inspect
+import operator
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
@@ -23,6 +24,7 @@ from typing import Any
 
 from torch import nn
 
+from secateur.state.held import Key, Place, read
 from secateur.tracing.examples import arguments, by_name
 from secateur.tracing.purity import Purity
 from secateur.tracing.stated import functions_of, is_torchs, own_name, parsed
@@ -36,17 +38,31 @@ _SHAPING = frozenset(
 )
 
 
+_ASKS: dict[type[ast.cmpop], Callable[[Any, Any], bool]] = {
+    ast.Eq: operator.eq,
+    ast.NotEq: operator.ne,
+    ast.Is: operator.is_,
+    ast.IsNot: operator.is_not,
+    ast.Gt: operator.gt,
+    ast.GtE: operator.ge,
+    ast.Lt: operator.lt,
+    ast.LtE: operator.le,
+    ast.In: lambda a, b: a in b,
+    ast.NotIn: lambda a, b: a not in b,
+}
+
+
 @dataclass(frozen=True)
 class Setting:
-    """An attribute of some modules as it is not now: their names, its name, what it might hold, and who asks."""
+    """An attribute of some modules as it is not now: their names, the way to it, what it might hold, and who asks."""
 
     owners: tuple[str, ...]
-    name: str
+    path: tuple[Any, ...]
     value: Any
     where: str
 
     def __str__(self) -> str:
-        return f"{self.owners[0]}.{self.name}".lstrip(".") + f" = {self.value!r}"
+        return f"{Place(self.owners[0], self.path)} = {self.value!r}"
 
 
 @dataclass(frozen=True)
@@ -145,20 +161,20 @@ def other_attributes(model: nn.Module) -> list[Setting]:
     for name, module in model.named_modules():
         if not is_torchs(type(module)):
             owners.setdefault(type(module), []).append(name)
-    found: dict[tuple[type, str, Any], Setting] = {}
+    found: dict[tuple[type, tuple[Any, ...], str], Setting] = {}
     for kind, names in owners.items():
-        for name, value, where in _asked(kind):
+        for path, test, where in _asked(kind):
             for owner in names:
-                now = vars(model.get_submodule(owner)).get(name)
-                other = not now if type(now) is bool and value is None else value
-                if type(now) is type(other) and now != other:
-                    one = found.setdefault((kind, name, other), Setting((), name, other, where))
-                    found[kind, name, other] = replace(one, owners=tuple(dict.fromkeys((*one.owners, owner))))
+                for other in _otherwise(model, Place(owner, path), test):
+                    if _is_users(kind) or (len(path) == 1 and type(other) in (bool, str)):
+                        one = found.setdefault((kind, path, repr(other)), Setting((), path, other, where))
+                        owned = tuple(dict.fromkeys((*one.owners, owner)))
+                        found[kind, path, repr(other)] = replace(one, owners=owned)
     return list(found.values())[:_MOST]
 
 
-def _asked(kind: type[nn.Module]) -> Iterator[tuple[str, str | None, str]]:
-    """The attributes that decide about shapes: name, what it is compared with (or None), file and line."""
+def _asked(kind: type[nn.Module]) -> Iterator[tuple[tuple[Any, ...], ast.expr, str]]:
+    """The attributes that decide about shapes: the way there, the question, file and line."""
     for function in (f for base in kind.__mro__ if not is_torchs(base) for f in functions_of(base)):
         tree = parsed(function) if function.__name__ != "__init__" else None
         if tree is None:
@@ -167,11 +183,56 @@ def _asked(kind: type[nn.Module]) -> Iterator[tuple[str, str | None, str]]:
         for node in ast.walk(tree):
             if isinstance(node, ast.If | ast.IfExp) and _shapes(*_decided(node)):
                 where = f"{Path(code.co_filename).name}:{code.co_firstlineno + node.lineno - 1}"
-                for test in ast.walk(node.test):
-                    if name := own_name(test, me):
-                        yield name, None, where
-                    elif isinstance(test, ast.Compare) and (name := own_name(test.left, me)):
-                        yield name, _compared(test, f"{me}.{name}"), where
+                read = {ast.unparse(each) for part in _decided(node) for each in ast.walk(part)}
+                for test in (each for each in ast.walk(node.test) if isinstance(each, ast.expr)):
+                    asked = test.left if isinstance(test, ast.Compare) else test
+                    # What the branch reads, too, is a number that it works with, not a choice.
+                    if (path := _way(asked, me)) and ast.unparse(asked) not in read:
+                        yield path, test, where
+
+
+def _way(node: ast.expr, me: str) -> tuple[Any, ...]:
+    """The steps to what is written as an attribute, or as something inside of one; empty if it is neither.
+
+    >>> _way(ast.parse("self.config.modes['a']", mode="eval").body, "self")
+    ('config', 'modes', Key(key='a'))
+    """
+    if name := own_name(node, me):
+        return (name,)
+    if isinstance(node, ast.Attribute) and (path := _way(node.value, me)):
+        return (*path, node.attr)
+    constant = isinstance(node, ast.Subscript) and isinstance(node.slice, ast.Constant)
+    if isinstance(node, ast.Subscript) and constant and (path := _way(node.value, me)):
+        key = node.slice.value
+        return (*path, key if type(key) is int else Key(key))
+    return ()
+
+
+def _otherwise(model: nn.Module, place: Place, test: ast.expr) -> Iterator[Any]:
+    """What an attribute might hold for a question about it to come out otherwise than now."""
+    try:
+        now = read(model, place)
+    except (AttributeError, IndexError, KeyError, TypeError):  # a property, a part, or not there
+        return
+    if not isinstance(test, ast.Compare):
+        if type(now) is bool:
+            yield not now
+        return
+    try:
+        other = ast.literal_eval(test.comparators[0])
+        holds = _ASKS[type(test.ops[0])]
+        yield from islice((each for each in _near(other, now) if holds(each, other) != holds(now, other)), 1)
+    except (KeyError, TypeError, ValueError):  # compared with something else than a constant, or with another kind
+        return
+
+
+def _near(other: Any, now: Any) -> list[Any]:
+    """What may be tried in the place of what an attribute holds, by what it is compared with."""
+    if type(other) in (tuple, list, set):
+        return list(other)
+    if type(other) in (int, float) and type(now) in (int, float):
+        return [other, other + 1, other - 1]
+    return [other] if other is None or type(other) is type(now) else []
 
 
 def _compared(node: ast.AST, name: str) -> str | None:

@@ -1,12 +1,12 @@
 """Parameters that no run reached: other inputs may, so what could feed them keeps its size, or they are cut along.
 
 A layer that did not run is fed by something that flows where it lives: into or out of the module that holds it, or of
-those beside it. Where only one axis that flows there has the size that it takes, that is the one, and the layer is cut
-along with it; where it cannot be told, all that fit stay whole. One that is like another beside it goes with that, but
-need not come at its place: then all that it could be fed by, or be added to, are cut along as one.
+those beside it. All that flows there and has the size that it takes is cut along with it, as one; where what it puts
+out fits, too, all that fit stay whole. One that is like another beside it goes with that, but need not come at its
+place: then all that it could be fed by, or be added to, are cut along as one.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
 from torch import nn
 
@@ -104,9 +104,15 @@ def _flowing(owner: str, modules: Mapping[str, nn.Module], capture: Capture) -> 
     """The layouts that flow through the module that holds something, or the nearest around it that ran."""
     while owner and not capture.flows.get(owner):
         owner = owner.rpartition(".")[0]
-    beside = (f"{owner}.{key}" if owner else key for key, _ in modules[owner].named_children())
-    flows = [layout for name in (owner, *beside) for layout in capture.flows.get(name, ())]
+    flows = [*capture.flows.get(owner, ()), *_through_parts(owner, modules, capture)]
     return [layout for layout in map(resolve, flows) if not constant(layout)]
+
+
+def _through_parts(owner: str, modules: Mapping[str, nn.Module], capture: Capture) -> Iterator[Layout]:
+    """What flows through the parts of a module; of one that only holds others and does not run, through those."""
+    for key, _ in modules[owner].named_children():
+        part = f"{owner}.{key}" if owner else key
+        yield from capture.flows.get(part) or _through_parts(part, modules, capture)
 
 
 def _whichever(layouts: list[Layout], flowing: list[Layout]) -> None:
@@ -122,7 +128,7 @@ def _settle(name: str, values: Mapping[str, Value], flowing: list[Layout], modul
     fed, fits = _matches(takes, flowing), _matches(gives, flowing)
     if module is None and len(fits) == 1:  # a table, of which one dimension goes with what flows
         fed, fits = fits, fed
-    if fed and len({id(layout) for _, layout in fed}) == 1 and not fits:
+    if fed and not fits:  # whichever feeds it, all that could are cut along as one
         _keep_whole(values, [dim for dim, _ in fed])
         for dim, layout in fed:
             unify(dim, layout)

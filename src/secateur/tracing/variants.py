@@ -18,6 +18,7 @@ from typing import Any
 from torch import nn
 
 from secateur.axes import atoms, fix
+from secateur.state.held import Place
 from secateur.tracing.capture import OUTPUT, Capture, InputDim, ModelCall, Swaps
 from secateur.tracing.examples import (
     Dims,
@@ -96,7 +97,7 @@ class Variants:
             if self._chosen(ModelCall(other, asked=False)):
                 self.shown.append(other)
         for setting in other_attributes(self._model):
-            changes = tuple((owner, setting.name, setting.value) for owner in setting.owners)
+            changes = tuple((Place(owner, setting.path), setting.value) for owner in setting.owners)
             if not self._chosen(ModelCall(example, asked=False, attributes=changes)):
                 self.unseen.append(Unseen(f"what the code does when {setting}", setting.where))
         for number, method in enumerate(other_methods(self._model)):
