@@ -46,6 +46,7 @@ def gradients(model: nn.Module) -> AbstractContextManager[Any]:
 def asks_for_gradients(model: nn.Module) -> bool:
     """Whether the code of a model, or a function of the user's that it names, calls `torch.autograd.grad`."""
     todo = [function for kind in classes(model) for function in functions_of(kind)]
+    todo += [held for module in model.modules() for held in vars(module).values() if isinstance(held, FunctionType)]
     seen: set[int] = set()
     while todo:
         function = inspect.unwrap(todo.pop())

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import ast
 import math
+import re
 from collections.abc import Iterator, Mapping
 from itertools import combinations
 from typing import Any
@@ -85,10 +86,11 @@ def _copies(model: nn.Module, capture: Capture) -> Iterator[tuple[str, str]]:
 
 
 def _copied(held: Mapping[Any, str], part: str, module: nn.Module, capture: Capture) -> Iterator[tuple[str, str]]:
-    """Each of some tensors with that of a module, if all are named after its own or come in their order."""
+    """Each of some tensors with that of a module, if all are named after its own, or its layers, or come in order."""
     own = [(name, p) for name, p in module.named_parameters(prefix=part) if name in capture.values]
     for theirs in (own, [(name, p) for name, p in own if p.requires_grad]):
-        names: dict[Any, str] = {_plain(name, part): name for name, _ in theirs}
+        names: dict[Any, str] = {_plain(name.removesuffix(".weight"), part): name for name, _ in theirs}
+        names.update((_plain(name, part), name) for name, _ in theirs)
         names.update(enumerate(name for name, _ in theirs) if len(theirs) == len(held) else ())
         at = {name: names.get(_plain(key.key) if isinstance(key, Key) else key) for key, name in held.items()}
         pairs = [(name, other) for name, other in at.items() if other is not None and _one_shape(name, other, capture)]
@@ -117,7 +119,7 @@ def _alike(buffer: str, parameter: str) -> int:
     >>> _alike("ema_0_weight", "net.0.weight"), _alike("weight_old", "weight"), _alike("some_weight", "net.0.weight")
     (2, 1, 0)
     """
-    parts = parameter.split(".")
+    parts, buffer = parameter.split("."), re.sub("_+", "_", buffer)
     for first in range(max(len(parts) - 1, 1)):
         own = "_".join(parts[first:])
         if buffer.endswith(f"_{own}") or buffer.startswith(f"{own}_"):

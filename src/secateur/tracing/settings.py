@@ -14,8 +14,7 @@ from __future__ import annotations
 import ast
 import inspect
 import operator
-import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
@@ -27,8 +26,9 @@ from torch import nn
 from secateur.state.held import Key, Place, read
 from secateur.tracing.examples import arguments, by_name
 from secateur.tracing.purity import Purity
-from secateur.tracing.stated import functions_of, is_torchs, own_name, parsed
+from secateur.tracing.stated import functions_of, is_torchs, is_users, own_name, parsed
 
+_SOMETHING = "something else"
 _MOST = 4  # that are tried of each kind
 _SHAPING = frozenset(
     (
@@ -60,6 +60,7 @@ class Setting:
     path: tuple[Any, ...]
     value: Any
     where: str
+    guessed: bool = False  # made up, to be something else than what it is compared with
 
     def __str__(self) -> str:
         return f"{Place(self.owners[0], self.path)} = {self.value!r}"
@@ -110,22 +111,24 @@ def _given(model: nn.Module, example: Any) -> tuple[inspect.Signature, dict[str,
     return signature, given if set(given) <= by_name(signature) else {}
 
 
-def other_methods(model: nn.Module) -> Iterator[OtherMethod]:
-    """Methods of modules that forward does not call and that take tensors apart, or give them shapes.
+def other_methods(model: nn.Module, idle: Collection[str] = ()) -> Iterator[OtherMethod]:
+    """Methods of modules that forward does not call and that take tensors apart, give them shapes, or read `idle` ones.
 
     Those of libraries are left alone. What is seen to do nothing but compute may be called.
     """
     owners: dict[type[nn.Module], list[str]] = {}
     for name, module in model.named_modules():
-        if _is_users(type(module)):
+        if is_users(type(module)):
             owners.setdefault(type(module), []).append(name)
     for kind, names in owners.items():
-        found = {f.__name__: f for base in kind.__mro__[::-1] if _is_users(base) for f in functions_of(base)}
+        found = {f.__name__: f for base in kind.__mro__[::-1] if is_users(base) for f in functions_of(base)}
         reached = _reached(found)
         for name in (name for name in found if name not in reached):
             code = found[name].__code__
             tree = parsed(found[name]) if not name.startswith("_") else None
-            if tree is not None and _shapes(*tree.body):
+            if tree is not None and (
+                _shapes(*tree.body) or _names(_first_names(names, idle), tree.args.args[0].arg, tree)
+            ):
                 takes = _needed(found[name]) and _needed(found[name]) == _needed(kind.forward)
                 takes = takes and Purity(model.get_submodule(names[0]), found).computes(name)
                 where = f"{Path(code.co_filename).name}:{code.co_firstlineno}"
@@ -149,46 +152,63 @@ def _needed(function: Any) -> list[str]:
     return [p.name for p in own if p.default is p.empty and p.kind is p.POSITIONAL_OR_KEYWORD][1:]
 
 
-def _is_users(kind: type) -> bool:
-    """Whether a class is of the user's own code, not of something that is installed."""
-    home = getattr(sys.modules.get(kind.__module__), "__file__", None) or ""
-    return not is_torchs(kind) and "site-packages" not in home
-
-
-def other_attributes(model: nn.Module) -> list[Setting]:
-    """Attributes that code asks before it takes tensors apart, as they might be."""
+def other_attributes(model: nn.Module, idle: Collection[str] = ()) -> list[Setting]:
+    """Attributes that code asks before it takes tensors apart, or does something with `idle` ones, as they might be."""
     owners: dict[type[nn.Module], list[str]] = {}
     for name, module in model.named_modules():
         if not is_torchs(type(module)):
             owners.setdefault(type(module), []).append(name)
     found: dict[tuple[type, tuple[Any, ...], str], Setting] = {}
     for kind, names in owners.items():
-        for path, test, where in _asked(kind):
+        for path, test, where, reaches in _asked(kind, _first_names(names, idle)):
             for owner in names:
-                for other in _otherwise(model, Place(owner, path), test):
-                    if _is_users(kind) or (len(path) == 1 and type(other) in (bool, str)):
-                        one = found.setdefault((kind, path, repr(other)), Setting((), path, other, where))
+                for other, guessed in _otherwise(model, Place(owner, path), test, reaches):
+                    if is_users(kind) or (len(path) == 1 and type(other) in (bool, str)):
+                        one = found.setdefault((kind, path, repr(other)), Setting((), path, other, where, guessed))
                         owned = tuple(dict.fromkeys((*one.owners, owner)))
                         found[kind, path, repr(other)] = replace(one, owners=owned)
     return list(found.values())[:_MOST]
 
 
-def _asked(kind: type[nn.Module]) -> Iterator[tuple[tuple[Any, ...], ast.expr, str]]:
-    """The attributes that decide about shapes: the way there, the question, file and line."""
+def _first_names(owners: Sequence[str], tensors: Iterable[str]) -> set[str]:
+    """The attributes of modules by which some tensors are reached from them.
+
+    >>> sorted(_first_names(["", "body"], ["heads.0.weight", "body.scale"]))
+    ['body', 'heads', 'scale']
+    """
+    starts = [f"{owner}." if owner else "" for owner in owners]
+    return {t.removeprefix(start).partition(".")[0] for t in tensors for start in starts if t.startswith(start)}
+
+
+def _asked(kind: type[nn.Module], idle: Collection[str]) -> Iterator[tuple[tuple[Any, ...], ast.expr, str, bool]]:
+    """The attributes that decide about shapes: the way there, the question, file and line.
+
+    So do those by which something `idle` may be reached; whether it is so, too.
+    """
     for function in (f for base in kind.__mro__ if not is_torchs(base) for f in functions_of(base)):
         tree = parsed(function) if function.__name__ != "__init__" else None
         if tree is None:
             continue
         me, code = tree.args.args[0].arg, function.__code__
         for node in ast.walk(tree):
-            if isinstance(node, ast.If | ast.IfExp) and _shapes(*_decided(node)):
+            reaches = isinstance(node, ast.If | ast.IfExp) and _names(idle, me, *_decided(node))
+            if isinstance(node, ast.If | ast.IfExp) and (reaches or _shapes(*_decided(node))):
                 where = f"{Path(code.co_filename).name}:{code.co_firstlineno + node.lineno - 1}"
-                read = {ast.unparse(each) for part in _decided(node) for each in ast.walk(part)}
+                read = {ast.unparse(each) for part in _decided(node) for each in _beside_tests(part)}
                 for test in (each for each in ast.walk(node.test) if isinstance(each, ast.expr)):
                     asked = test.left if isinstance(test, ast.Compare) else test
                     # What the branch reads, too, is a number that it works with, not a choice.
                     if (path := _way(asked, me)) and ast.unparse(asked) not in read:
-                        yield path, test, where
+                        yield path, test, where, reaches
+
+
+def _beside_tests(node: ast.AST) -> Iterator[ast.AST]:
+    """What is in some code, but for the questions that it asks."""
+    yield node
+    for name, value in ast.iter_fields(node):
+        for each in value if isinstance(value, list) else (value,):
+            if name != "test" and isinstance(each, ast.AST):
+                yield from _beside_tests(each)
 
 
 def _way(node: ast.expr, me: str) -> tuple[Any, ...]:
@@ -201,27 +221,27 @@ def _way(node: ast.expr, me: str) -> tuple[Any, ...]:
         return (name,)
     if isinstance(node, ast.Attribute) and (path := _way(node.value, me)):
         return (*path, node.attr)
-    constant = isinstance(node, ast.Subscript) and isinstance(node.slice, ast.Constant)
-    if isinstance(node, ast.Subscript) and constant and (path := _way(node.value, me)):
+    if isinstance(node, ast.Subscript) and isinstance(node.slice, ast.Constant) and (path := _way(node.value, me)):
         key = node.slice.value
         return (*path, key if type(key) is int else Key(key))
     return ()
 
 
-def _otherwise(model: nn.Module, place: Place, test: ast.expr) -> Iterator[Any]:
-    """What an attribute might hold for a question about it to come out otherwise than now."""
+def _otherwise(model: nn.Module, place: Place, test: ast.expr, guess: bool) -> Iterator[tuple[Any, bool]]:
+    """What an attribute might hold for a question about it to come out otherwise than now; whether that is a guess."""
     try:
         now = read(model, place)
     except (AttributeError, IndexError, KeyError, TypeError):  # a property, a part, or not there
         return
     if not isinstance(test, ast.Compare):
         if type(now) is bool:
-            yield not now
+            yield not now, False
         return
     try:
         other = ast.literal_eval(test.comparators[0])
         holds = _ASKS[type(test.ops[0])]
-        yield from islice((each for each in _near(other, now) if holds(each, other) != holds(now, other)), 1)
+        tries = ((each, each is _SOMETHING) for each in (*_near(other, now), *((_SOMETHING,) if guess else ())))
+        yield from islice((each for each in tries if holds(each[0], other) != holds(now, other)), 1)
     except (KeyError, TypeError, ValueError):  # compared with something else than a constant, or with another kind
         return
 
@@ -257,6 +277,11 @@ def _shapes(*branches: ast.AST) -> bool:
         if name in _SHAPING:
             return True
     return False
+
+
+def _names(attributes: Collection[str], me: str, *branches: ast.AST) -> bool:
+    """Whether code names one of some attributes."""
+    return any(own_name(each, me) in attributes for branch in branches for each in ast.walk(branch))
 
 
 def _far(bound: ast.expr | None) -> bool:

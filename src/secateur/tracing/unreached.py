@@ -7,6 +7,7 @@ place: then all that it could be fed by, or be added to, are cut along as one.
 """
 
 from collections.abc import Iterator, Mapping
+from typing import TypeGuard
 
 from torch import nn
 
@@ -15,8 +16,10 @@ from secateur.compat import Convolution, TransposedConvolution
 from secateur.ops.value import Value
 from secateur.sizes.size import places
 from secateur.tracing.capture import Capture
+from secateur.tracing.stated import functions_of, is_users
 
 _REASON = "not used when the model ran on the example"
+_REMEDY = "give an example that does (secateur.Examples)"
 
 
 def idle_modules(model: nn.Module, capture: Capture) -> list[str]:
@@ -61,10 +64,22 @@ def protect(model: nn.Module, capture: Capture) -> None:
     for name, value in unused.items():
         if not any(name.startswith(f"{outer}.") for outer in idle):
             _settle(name, {name: value}, _flowing(name.rpartition(".")[0], modules, capture), None)
-    for value in capture.values.values():
+    for name, value in capture.values.items():
         if not value.used:
             for dim in value.dims:
                 fix(dim, _REASON)
+            for dim, layout in _met_later(name, modules, capture):
+                fix(layout, f"code that no run reached reads {name}, which has {dim.size}, too; {_REMEDY}")
+
+
+def _met_later(name: str, modules: Mapping[str, nn.Module], capture: Capture) -> list[tuple[Layout, Layout]]:
+    """The dimensions of a buffer that no run read, but some other method does, with what flows there of that size."""
+    owner, _, own = name.rpartition(".")
+    if capture.kinds[name] != "buffer" or not is_users(type(modules[owner])):
+        return []
+    read = any(own in f.__code__.co_names for f in functions_of(type(modules[owner])) if f.__name__ != "__init__")
+    dims = [dim for dim in capture.values[name].dims if dim.size > 1]
+    return _matches(dims, _flowing(owner, modules, capture)) if read else []
 
 
 def _settled_like(name: str, like: str, values: Mapping[str, Value], capture: Capture) -> bool:
@@ -134,19 +149,29 @@ def _settle(name: str, values: Mapping[str, Value], flowing: list[Layout], modul
             unify(dim, layout)
         return
     for _, layout in (*fed, *fits):
-        fix(layout, f"may feed {name}, which no run reached; give an example that does (secateur.Examples)")
+        fix(layout, f"may feed {name}, which no run reached; {_REMEDY}")
 
 
 def _interface(values: Mapping[str, Value], module: nn.Module | None) -> tuple[list[Layout], list[Layout]]:
     """The dimensions along which something that did not run may be fed, and those of what it may put out."""
     dims = [dim for value in values.values() for dim in value.dims if dim.size > 1]
-    plain = isinstance(module, nn.Linear | Convolution) and not isinstance(module, TransposedConvolution)
-    if plain and getattr(module, "groups", 1) == 1:
-        (weight,) = (value for name, value in values.items() if name.endswith("weight"))
-        return [weight.dims[1]], [weight.dims[0]]
+    layers = [layer for layer in module if any(True for _ in layer.parameters())] if _in_a_row(module) else [module]
+    if _plain(layers[0]) and _plain(layers[-1]):
+        weights = [value for name, value in values.items() if name.endswith("weight")]
+        return [weights[0].dims[1]], [weights[-1].dims[0]]
     if all(sum(dim.size > 1 for dim in value.dims) == 1 for value in values.values()):
         return dims, []  # vectors: what comes out is what went in
     return [], dims
+
+
+def _in_a_row(module: nn.Module | None) -> TypeGuard[nn.Sequential]:
+    return type(module) is nn.Sequential
+
+
+def _plain(layer: nn.Module | None) -> bool:
+    """Whether a layer's weight has what it puts out first, and what it takes second."""
+    known = isinstance(layer, nn.Linear | Convolution) and not isinstance(layer, TransposedConvolution)
+    return known and getattr(layer, "groups", 1) == 1
 
 
 def _matches(dims: list[Layout], flowing: list[Layout]) -> list[tuple[Layout, Layout]]:
