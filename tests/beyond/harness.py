@@ -208,15 +208,19 @@ def frozen(item: Any) -> Any:
 def zeroed(full: nn.Module, plan: sec.Plan, buffers: bool = True) -> nn.Module:
     """A copy of full size with zeros in every slice that the plan removes.
 
-    A weight kept as direction and length is zero where its length is: a direction of zeros is none.
+    A weight kept as direction and length is zero where its length is: a direction of zeros is none. That is so where
+    each row has a length of its own.
     """
     big = copy.deepcopy(full)
     named = [*big.named_parameters(remove_duplicate=False)]
     named += big.named_buffers(remove_duplicate=False) if buffers else ()
+    lengths = {
+        n[:-1] + {"0": "1", "g": "v"}[n[-1]]: t for n, t in named if n.endswith(("weight.original0", "weight_g"))
+    }
     with torch.no_grad():
         for name, tensor in named:
             for dim, index in plan.keep.get(name, {}).items():
-                if dim == 0 and name.endswith(("weight.original1", "weight_v")):
+                if dim == 0 and name.endswith(("weight.original1", "weight_v")) and len(lengths[name]) == len(tensor):
                     continue
                 gone = torch.ones(tensor.shape[dim], dtype=torch.bool)
                 gone[index] = False

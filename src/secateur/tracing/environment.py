@@ -5,11 +5,12 @@ import inspect
 import logging
 import math
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from types import FunctionType
 from typing import Any
 from unittest.mock import patch
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import nn
@@ -23,6 +24,7 @@ from secateur.tracing.stated import functions_of
 
 # These read the digits of an int and never ask it for its value as a float.
 _DIGIT_READERS = ("log", "log2", "log10", "isqrt", "gcd", "lcm", "comb", "perm", "factorial")
+_ASKING: WeakKeyDictionary[type, bool] = WeakKeyDictionary()  # classes, and whether their code asks for gradients
 _OTHERS = ("sqrt", "exp", "pow")  # do, but what they make of it is a number of which the size has told, too
 
 
@@ -45,12 +47,21 @@ def gradients(model: nn.Module) -> AbstractContextManager[Any]:
 
 def asks_for_gradients(model: nn.Module) -> bool:
     """Whether the code of a model, or a function of the user's that it names, calls `torch.autograd.grad`."""
-    todo = [function for kind in classes(model) for function in functions_of(kind)]
-    todo += [held for module in model.modules() for held in vars(module).values() if isinstance(held, FunctionType)]
-    seen: set[int] = set()
+    held = [one for module in model.modules() for one in vars(module).values() if isinstance(one, FunctionType)]
+    return _ask(held) or any(_class_asks(kind) for kind in classes(model))
+
+
+def _class_asks(kind: type) -> bool:
+    if kind not in _ASKING:
+        _ASKING[kind] = _ask(functions_of(kind))
+    return _ASKING[kind]
+
+
+def _ask(functions: Iterable[FunctionType]) -> bool:
+    todo, seen = list(functions), set[int]()
     while todo:
         function = inspect.unwrap(todo.pop())
-        if id(function) in seen:
+        if id(function) in seen or not isinstance(function, FunctionType):  # a compiled module has its own around it
             continue
         seen.add(id(function))
         names = {*names_in(function.__code__)}
