@@ -220,7 +220,7 @@ def zeroed(full: nn.Module, plan: sec.Plan, buffers: bool = True) -> nn.Module:
     with torch.no_grad():
         for name, tensor in named:
             for dim, index in plan.keep.get(name, {}).items():
-                if dim == 0 and name.endswith(("weight.original1", "weight_v")) and len(lengths[name]) == len(tensor):
+                if dim == 0 and name in lengths and len(lengths[name]) == len(tensor):
                     continue
                 gone = torch.ones(tensor.shape[dim], dtype=torch.bool)
                 gone[index] = False
