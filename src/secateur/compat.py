@@ -290,6 +290,11 @@ def uncompiled(model: nn.Module) -> nn.Module:
     return model
 
 
+def global_hooks() -> list[dict[Any, Any]]:
+    """Where torch keeps the hooks that are called for every module there is; none where it keeps them otherwise."""
+    return [each for name, each in vars(nn.modules.module).items() if name[:8] == "_global_" and isinstance(each, dict)]
+
+
 def default_store() -> Any:
     """The store that the process group of this process was made with."""
     with _needed("to let ranks tell each other what went wrong"):
@@ -387,5 +392,5 @@ __all__ += ["is_compiled", "is_functorch_wrapped", "is_lazy", "is_lazy_clone", "
 __all__ += ["missing", "prims", "reads_out", "redispatch_function", "schema", "script_source", "shared", "storage_id"]
 __all__ += ["strong_storage", "takes_sizes", "transform_level", "tree_leaves", "tree_map", "uncompiled", "version"]
 __all__ += ["without_modes", "without_torch_function"]
-__all__ += ["bound_to_shapes", "default_store", "dtensor", "fsdp1", "fsdp_module", "lay_out_anew", "sharded_places"]
-__all__ += ["own_box", "sharding_states", "write_parts"]
+__all__ += ["bound_to_shapes", "default_store", "dtensor", "fsdp1", "fsdp_module", "global_hooks", "lay_out_anew"]
+__all__ += ["own_box", "sharded_places", "sharding_states", "write_parts"]

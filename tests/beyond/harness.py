@@ -25,6 +25,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import secateur as sec
 from oracle import each_axis
+from secateur.state.held import read
 
 # cases ----------------------------------------------------------------------------------------------------------
 
@@ -207,19 +208,27 @@ def frozen(item: Any) -> Any:
 def zeroed(full: nn.Module, plan: sec.Plan, buffers: bool = True) -> nn.Module:
     """A copy of full size with zeros in every slice that the plan removes.
 
-    A weight kept as direction and length is zero where its length is: a direction of zeros is none.
+    A weight kept as direction and length is zero where its length is: a direction of zeros is none. That is so where
+    each row has a length of its own.
     """
     big = copy.deepcopy(full)
     named = [*big.named_parameters(remove_duplicate=False)]
     named += big.named_buffers(remove_duplicate=False) if buffers else ()
+    lengths = {
+        n[:-1] + {"0": "1", "g": "v"}[n[-1]]: t for n, t in named if n.endswith(("weight.original0", "weight_g"))
+    }
     with torch.no_grad():
         for name, tensor in named:
             for dim, index in plan.keep.get(name, {}).items():
-                if dim == 0 and name.endswith(("weight.original1", "weight_v")):
+                if dim == 0 and name in lengths and len(lengths[name]) == len(tensor):
                     continue
                 gone = torch.ones(tensor.shape[dim], dtype=torch.bool)
                 gone[index] = False
                 tensor.index_fill_(dim, gone.nonzero().flatten(), 0)
+        for place, dims in plan.kept_in_attributes:
+            tensor = read(big, place)
+            for dim, index in dims.items():
+                tensor.index_fill_(dim, torch.tensor([at for at in range(tensor.shape[dim]) if at not in index]), 0)
     return big
 
 

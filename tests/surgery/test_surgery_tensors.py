@@ -197,3 +197,18 @@ def test_a_model_stays_in_its_mode() -> None:
     _, plan = halved(net)
     assert [m.training for m in net.modules()] == before
     assert torch.equal(net[1].running_mean, running[plan.keep["1.running_mean"][0]])
+
+
+@pytest.mark.parametrize("norm", [nn.utils.spectral_norm, nn.utils.parametrizations.spectral_norm])
+def test_a_weight_that_takes_a_step_when_read_in_training_takes_none(norm: Callable[..., nn.Module]) -> None:
+    torch.manual_seed(0)
+    net = nn.Sequential(norm(nn.Linear(4, 12)), nn.ReLU(), norm(nn.Linear(12, 8)), nn.ReLU(), nn.Linear(8, 2)).train()
+    before = {name: buffer.clone() for name, buffer in net.named_buffers()}
+    _, plan = halved(net, torch.randn(3, 4))
+    assert all(module.training for module in net.modules())
+    assert [net[0].out_features, net[2].out_features] == [6, 4]
+    for name, buffer in net.named_buffers():
+        left = before[name]
+        for dim, index in plan.keep.get(name, {}).items():
+            left = left.index_select(dim, index)
+        assert torch.equal(buffer, left), name

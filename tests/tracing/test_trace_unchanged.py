@@ -191,3 +191,19 @@ def test_a_parametrized_module_stays_parametrized():
     sec.trace(net, X)
     assert everything(net) == before
     assert nn.utils.parametrize.is_parametrized(layer, "weight")
+
+
+def test_hooks_of_all_modules_are_as_before():
+    seen = []
+
+    def run(n, x):
+        nn.modules.module.register_module_forward_hook(lambda module, args, out: seen.append(module))
+        return n.b(n.a(x))
+
+    before = surroundings()
+    net = Net(run, a=Linear(6, 8), b=Linear(8, 3))
+    sec.apply(net, sec.plan(sec.trace(net, X), sec.Ratio(0.5)))
+    assert surroundings()[6:8] == before[6:8] == (0, 0)
+    seen.clear()
+    Linear(6, 8)(X)
+    assert not seen

@@ -13,6 +13,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from secateur.compat import global_hooks
 from secateur.errors import SecateurWarning
 from secateur.state.held import ATOMS, holder, native
 from secateur.state.transaction import copy_of, put_back
@@ -35,8 +36,9 @@ def cleaned(model: nn.Module, *, wholly: bool = False) -> Iterator[None]:
     """Afterwards no variable, class attribute or container of the model's code holds a tensor made meanwhile.
 
     `wholly`: nor anything else that it did not hold before, such as a plain number. What the model's hooks write to is
-    always as it was.
+    always as it was, and so are the hooks of all modules.
     """
+    hooks = [(each, dict(each)) for each in global_hooks()]
     variables = list(_of_hooks(model))
     written: dict[int, tuple[Any, Any]] = {}
     for _, _, value in variables:
@@ -49,6 +51,8 @@ def cleaned(model: nn.Module, *, wholly: bool = False) -> Iterator[None]:
     try:
         yield
     finally:
+        for each, before in hooks:
+            put_back(each, before)
         for owner, name, value in variables:
             _put_variable(owner, name, value)
         for store, before in written.values():
@@ -73,10 +77,10 @@ def _of_hooks(model: nn.Module) -> Iterator[tuple[Any, str, Any]]:
         hook = stack.pop()
         hook = hook.func if isinstance(hook, functools.partial) else hook
         hook = hook.__func__ if isinstance(hook, types.MethodType) else hook
-        if not isinstance(hook, types.FunctionType) or id(hook) in seen or _of_ours(hook.__module__):
+        if not isinstance(hook, types.FunctionType) or id(hook) in seen or of_ours(hook.__module__):
             continue
         seen.add(id(hook))
-        names = (name for name in _names(hook.__code__) if name in hook.__globals__)
+        names = (name for name in names_in(hook.__code__) if name in hook.__globals__)
         variables: list[tuple[Any, str]] = [(hook.__globals__, name) for name in names]
         for owner, name in (*variables, *((cell, "cell_contents") for cell in hook.__closure__ or ())):
             with suppress(ValueError):  # an empty cell
@@ -86,16 +90,17 @@ def _of_hooks(model: nn.Module) -> Iterator[tuple[Any, str, Any]]:
                     stack.append(value)
 
 
-def _of_ours(module: str | None) -> bool:
+def of_ours(module: str | None) -> bool:
+    """Whether a Python module is torch's, Python's or this library's."""
     return (module or "").partition(".")[0] in _SKIPPED
 
 
-def _names(code: types.CodeType) -> Iterator[str]:
+def names_in(code: types.CodeType) -> Iterator[str]:
     """The global variables, among others, that some code names."""
     yield from code.co_names
     for inner in code.co_consts:
         if isinstance(inner, types.CodeType):
-            yield from _names(inner)
+            yield from names_in(inner)
 
 
 def _put_variable(owner: Any, name: str, value: Any) -> None:
@@ -213,4 +218,4 @@ def _purge(name: str, store: Any, seen: set[int]) -> None:
         warnings.warn(f"{name} holds a {type(store).__name__} that was made while tracing", SecateurWarning, 2)
 
 
-__all__ = ["CACHED", "classes", "cleaned", "let_go"]
+__all__ = ["CACHED", "classes", "cleaned", "let_go", "names_in", "of_ours"]

@@ -39,7 +39,7 @@ def trace(model: nn.Module, example: Any, *, variants: bool = True, make: Any = 
     0 channels
 
     `example` is what the model is called with: a tensor, a tuple of arguments or a dict of keyword arguments; several
-    of them are `Examples(a, b)`. The model runs on fake tensors: no weight is read and nothing about the model changes.
+    of them are `Examples(a, b)`. The model runs on fake tensors, which have no values, and nothing about it changes.
     Where that fails (its control flow depends on data), it runs on copies of the real tensors.
 
     One run is one witness, so with `variants` the model is also called with inputs of other sizes, a second time, in

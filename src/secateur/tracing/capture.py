@@ -33,9 +33,9 @@ from secateur.errors import TraceError
 from secateur.ops.value import Value, bind, forget, known, layouts_of
 from secateur.sizes.size import Attr, Expr, Size, plain
 from secateur.state.chances import same_chances
-from secateur.state.held import ATOMS, Place, read
+from secateur.state.held import ATOMS, Place, read, write
 from secateur.state.twin import run_apart
-from secateur.tracing.environment import laid_open
+from secateur.tracing.environment import gradients, laid_open
 from secateur.tracing.examples import arguments, device_of, handed_out, mapped, tensors_in
 from secateur.tracing.recorders import FunctionRecorder, OpRecorder
 from secateur.tracing.rehearsal import Numbers
@@ -70,7 +70,7 @@ class ModelCall:
     training: bool = False
     again: bool = False  # only to see what the model makes of what earlier calls left in it
     asked: bool = True  # what comes out is what the example asks for, so its sizes stay
-    attributes: tuple[tuple[str, str, Any], ...] = ()  # module, name and value of those that are otherwise
+    attributes: tuple[tuple[Place, Any], ...] = ()  # those that are otherwise, and what they hold then
     beside: tuple[str, tuple[str, ...]] | None = None  # a method that is called too, with what its modules are given
 
 
@@ -151,7 +151,7 @@ class _Recorded:
 
     def carry_out(self, model: nn.Module) -> Capture:
         """Run the model; what is known then."""
-        with same_chances(), torch.no_grad(), laid_open(model, self.tracer.sizes):
+        with same_chances(), gradients(model), laid_open(model, self.tracer.sizes):
             try:
                 self._run(model)
             finally:
@@ -176,8 +176,8 @@ class _Recorded:
                 continue
             for module in names:
                 module.__dict__["training"] = call.training
-            for owner, name, value in call.attributes:
-                model.get_submodule(owner).__dict__[name] = value
+            for place, value in call.attributes:
+                write(model, place, value)
             if call.beside is not None:
                 self._call_beside(model, *call.beside)
             args, kwargs = arguments(self._input(call.example))
@@ -252,7 +252,7 @@ class _Recorded:
         values = self._capture.values
         fake = self._stand_ins.get(id(tensor))
         if fake is None:
-            fake = self._stand_ins[id(tensor)] = self._fake(tensor)
+            fake = self._stand_ins[id(tensor)] = self._fake(tensor).requires_grad_(tensor.requires_grad)
             self._real.append(tensor)
             if name not in values:
                 values[name] = Value([Atom(n) for n in tensor.shape])

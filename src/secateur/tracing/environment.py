@@ -1,24 +1,30 @@
 """What the Python around a model does behind the tracer's back, laid open for the tracing run."""
 
 import functools
+import inspect
 import logging
 import math
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from types import FunctionType
 from typing import Any
 from unittest.mock import patch
+from weakref import WeakKeyDictionary
 
+import torch
 from torch import nn
 
 from secateur.compat import FAKE_LOGGER
 from secateur.sizes.explain import Explainer
 from secateur.sizes.size import Size
-from secateur.state.leftovers import CACHED, classes
+from secateur.state.leftovers import CACHED, classes, names_in, of_ours
 from secateur.state.patches import OWN_ATTENTION, SLOW_ATTENTION, UNSCRIPTED, Patch, patched
+from secateur.tracing.stated import functions_of
 
 # These read the digits of an int and never ask it for its value as a float.
 _DIGIT_READERS = ("log", "log2", "log10", "isqrt", "gcd", "lcm", "comb", "perm", "factorial")
+_ASKING: WeakKeyDictionary[type, bool] = WeakKeyDictionary()  # classes, and whether their code asks for gradients
 _OTHERS = ("sqrt", "exp", "pow")  # do, but what they make of it is a number of which the size has told, too
 
 
@@ -32,6 +38,38 @@ def laid_open(model: nn.Module, sizes: Explainer | None = None) -> Iterator[None
     silent = patch.object(logging.getLogger(FAKE_LOGGER), "disabled", True)
     with silent, patched(UNSCRIPTED, SLOW_ATTENTION, OWN_ATTENTION, *_telling(sizes), *uncached(model)):
         yield
+
+
+def gradients(model: nn.Module) -> AbstractContextManager[Any]:
+    """None are kept track of, but where a model's own code asks for them: fast weights, forces, a penalty."""
+    return torch.enable_grad() if asks_for_gradients(model) else torch.no_grad()
+
+
+def asks_for_gradients(model: nn.Module) -> bool:
+    """Whether the code of a model, or a function of the user's that it names, calls `torch.autograd.grad`."""
+    held = [one for module in model.modules() for one in vars(module).values() if isinstance(one, FunctionType)]
+    return _ask(held) or any(_class_asks(kind) for kind in classes(model))
+
+
+def _class_asks(kind: type) -> bool:
+    if kind not in _ASKING:
+        _ASKING[kind] = _ask(functions_of(kind))
+    return _ASKING[kind]
+
+
+def _ask(functions: Iterable[FunctionType]) -> bool:
+    todo, seen = list(functions), set[int]()
+    while todo:
+        function = inspect.unwrap(todo.pop())
+        if id(function) in seen or not isinstance(function, FunctionType):  # a compiled module has its own around it
+            continue
+        seen.add(id(function))
+        names = {*names_in(function.__code__)}
+        found = [function.__globals__[name] for name in names if name in function.__globals__]
+        if torch.autograd.grad in found or {"autograd", "grad"} <= names:
+            return True
+        todo += [f for f in found if isinstance(f, FunctionType) and not of_ours(f.__module__)]
+    return False
 
 
 def uncached(model: nn.Module) -> list[Patch]:

@@ -37,7 +37,7 @@ from secateur.state.chances import same_chances
 from secateur.state.held import Place
 from secateur.state.leftovers import let_go
 from secateur.state.twin import run_apart
-from secateur.tracing.environment import laid_open
+from secateur.tracing.environment import gradients, laid_open
 from secateur.tracing.equations import Equations
 from secateur.tracing.examples import arguments, device_of, mapped, tensors_in
 from secateur.tracing.widths import told_widths
@@ -216,7 +216,8 @@ class _Trial:
         if not isinstance(value, Tensor):
             return Size(int(self._new.get(place, value)), Attr(place), self._ear)
         if id(value) not in self._made:
-            self._made[id(value)] = self._fake(value, self._shape(str(place), value))
+            fake = self._fake(value, self._shape(str(place), value))
+            self._made[id(value)] = fake.requires_grad_(value.requires_grad)
         return self._made[id(value)]
 
     def _fake(self, tensor: Tensor, shape: Sequence[int]) -> Tensor:
@@ -246,7 +247,7 @@ class _Trial:
 
     def _run(self, model: nn.Module, numbers: Numbers) -> None:
         args, kwargs = arguments(mapped(self._example, lambda tensor: self._fake(tensor, tensor.shape)))
-        with same_chances(), torch.no_grad(), laid_open(model), self._mode, _Made(self.fakes), numbers:
+        with same_chances(), gradients(model), laid_open(model), self._mode, _Made(self.fakes), numbers:
             model(*args, **kwargs)
 
 

@@ -14,8 +14,8 @@ from __future__ import annotations
 import ast
 import dis
 import inspect
-import sys
-from collections.abc import Iterator, Mapping
+import operator
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
@@ -24,10 +24,12 @@ from typing import Any
 
 from torch import nn
 
+from secateur.state.held import Key, Place, read
 from secateur.tracing.examples import arguments, by_name
 from secateur.tracing.purity import Purity
-from secateur.tracing.stated import functions_of, is_torchs, own_name, parsed, words
+from secateur.tracing.stated import functions_of, is_torchs, is_users, own_name, parsed, words
 
+_SOMETHING = "something else"
 _MOST = 4  # that are tried of each kind
 _SHAPING = frozenset(
     (
@@ -39,17 +41,32 @@ _SHAPING = frozenset(
 _SLICING = frozenset(dis.opmap[name] for name in ("BUILD_SLICE", "BINARY_SLICE", "STORE_SLICE") if name in dis.opmap)
 
 
+_ASKS: dict[type[ast.cmpop], Callable[[Any, Any], bool]] = {
+    ast.Eq: operator.eq,
+    ast.NotEq: operator.ne,
+    ast.Is: operator.is_,
+    ast.IsNot: operator.is_not,
+    ast.Gt: operator.gt,
+    ast.GtE: operator.ge,
+    ast.Lt: operator.lt,
+    ast.LtE: operator.le,
+    ast.In: lambda a, b: a in b,
+    ast.NotIn: lambda a, b: a not in b,
+}
+
+
 @dataclass(frozen=True)
 class Setting:
-    """An attribute of some modules as it is not now: their names, its name, what it might hold, and who asks."""
+    """An attribute of some modules as it is not now: their names, the way to it, what it might hold, and who asks."""
 
     owners: tuple[str, ...]
-    name: str
+    path: tuple[Any, ...]
     value: Any
     where: str
+    guessed: bool = False  # made up, to be something else than what it is compared with
 
     def __str__(self) -> str:
-        return f"{self.owners[0]}.{self.name}".lstrip(".") + f" = {self.value!r}"
+        return f"{Place(self.owners[0], self.path)} = {self.value!r}"
 
 
 @dataclass(frozen=True)
@@ -97,22 +114,24 @@ def _given(model: nn.Module, example: Any) -> tuple[inspect.Signature, dict[str,
     return signature, given if set(given) <= by_name(signature) else {}
 
 
-def other_methods(model: nn.Module) -> Iterator[OtherMethod]:
-    """Methods of modules that forward does not call and that take tensors apart, or give them shapes.
+def other_methods(model: nn.Module, idle: Collection[str] = ()) -> Iterator[OtherMethod]:
+    """Methods of modules that forward does not call and that take tensors apart, give them shapes, or read `idle` ones.
 
     Those of libraries are left alone. What is seen to do nothing but compute may be called.
     """
     owners: dict[type[nn.Module], list[str]] = {}
     for name, module in model.named_modules():
-        if _is_users(type(module)):
+        if is_users(type(module)):
             owners.setdefault(type(module), []).append(name)
     for kind, names in owners.items():
-        found = {f.__name__: f for base in kind.__mro__[::-1] if _is_users(base) for f in functions_of(base)}
+        found = {f.__name__: f for base in kind.__mro__[::-1] if is_users(base) for f in functions_of(base)}
         reached = _reached(found)
         for name in (name for name in found if name not in reached):
             code = found[name].__code__
             tree = parsed(found[name]) if not name.startswith("_") else None
-            if tree is not None and _shapes(*tree.body):
+            if tree is not None and (
+                _shapes(*tree.body) or _names(_first_names(names, idle), tree.args.args[0].arg, tree)
+            ):
                 takes = _needed(found[name]) and _needed(found[name]) == _needed(kind.forward)
                 takes = takes and Purity(model.get_submodule(names[0]), found).computes(name)
                 where = f"{Path(code.co_filename).name}:{code.co_firstlineno}"
@@ -136,45 +155,108 @@ def _needed(function: Any) -> list[str]:
     return [p.name for p in own if p.default is p.empty and p.kind is p.POSITIONAL_OR_KEYWORD][1:]
 
 
-def _is_users(kind: type) -> bool:
-    """Whether a class is of the user's own code, not of something that is installed."""
-    home = getattr(sys.modules.get(kind.__module__), "__file__", None) or ""
-    return not is_torchs(kind) and "site-packages" not in home
-
-
-def other_attributes(model: nn.Module) -> list[Setting]:
-    """Attributes that code asks before it takes tensors apart, as they might be."""
+def other_attributes(model: nn.Module, idle: Collection[str] = ()) -> list[Setting]:
+    """Attributes that code asks before it takes tensors apart, or does something with `idle` ones, as they might be."""
     owners: dict[type[nn.Module], list[str]] = {}
     for name, module in model.named_modules():
         if not is_torchs(type(module)):
             owners.setdefault(type(module), []).append(name)
-    found: dict[tuple[type, str, Any], Setting] = {}
+    found: dict[tuple[type, tuple[Any, ...], str], Setting] = {}
     for kind, names in owners.items():
-        for name, value, where in _asked(kind):
+        for path, test, where, reaches in _asked(kind, _first_names(names, idle)):
             for owner in names:
-                now = vars(model.get_submodule(owner)).get(name)
-                other = not now if type(now) is bool and value is None else value
-                if type(now) is type(other) and now != other:
-                    one = found.setdefault((kind, name, other), Setting((), name, other, where))
-                    found[kind, name, other] = replace(one, owners=tuple(dict.fromkeys((*one.owners, owner))))
+                for other, guessed in _otherwise(model, Place(owner, path), test, reaches):
+                    if is_users(kind) or (len(path) == 1 and type(other) in (bool, str)):
+                        one = found.setdefault((kind, path, repr(other)), Setting((), path, other, where, guessed))
+                        owned = tuple(dict.fromkeys((*one.owners, owner)))
+                        found[kind, path, repr(other)] = replace(one, owners=owned)
     return list(found.values())[:_MOST]
 
 
-def _asked(kind: type[nn.Module]) -> Iterator[tuple[str, str | None, str]]:
-    """The attributes that decide about shapes: name, what it is compared with (or None), file and line."""
+def _first_names(owners: Sequence[str], tensors: Iterable[str]) -> set[str]:
+    """The attributes of modules by which some tensors are reached from them.
+
+    >>> sorted(_first_names(["", "body"], ["heads.0.weight", "body.scale"]))
+    ['body', 'heads', 'scale']
+    """
+    starts = [f"{owner}." if owner else "" for owner in owners]
+    return {t.removeprefix(start).partition(".")[0] for t in tensors for start in starts if t.startswith(start)}
+
+
+def _asked(kind: type[nn.Module], idle: Collection[str]) -> Iterator[tuple[tuple[Any, ...], ast.expr, str, bool]]:
+    """The attributes that decide about shapes: the way there, the question, file and line.
+
+    So do those by which something `idle` may be reached; whether it is so, too.
+    """
     for function in (f for base in kind.__mro__ if not is_torchs(base) for f in functions_of(base)):
-        may = function.__name__ != "__init__" and _may_shape(function.__code__)
+        code = function.__code__
+        may = function.__name__ != "__init__" and (_may_shape(code) or not words(code).isdisjoint(idle))
         if not may or (tree := parsed(function)) is None:
             continue
-        me, code = tree.args.args[0].arg, function.__code__
+        me = tree.args.args[0].arg
         for node in ast.walk(tree):
-            if isinstance(node, ast.If | ast.IfExp) and _shapes(*_decided(node)):
+            reaches = isinstance(node, ast.If | ast.IfExp) and _names(idle, me, *_decided(node))
+            if isinstance(node, ast.If | ast.IfExp) and (reaches or _shapes(*_decided(node))):
                 where = f"{Path(code.co_filename).name}:{code.co_firstlineno + node.lineno - 1}"
-                for test in ast.walk(node.test):
-                    if name := own_name(test, me):
-                        yield name, None, where
-                    elif isinstance(test, ast.Compare) and (name := own_name(test.left, me)):
-                        yield name, _compared(test, f"{me}.{name}"), where
+                read = {ast.unparse(each) for part in _decided(node) for each in _beside_tests(part)}
+                for test in (each for each in ast.walk(node.test) if isinstance(each, ast.expr)):
+                    asked = test.left if isinstance(test, ast.Compare) else test
+                    # What the branch reads, too, is a number that it works with, not a choice.
+                    if (path := _way(asked, me)) and ast.unparse(asked) not in read:
+                        yield path, test, where, reaches
+
+
+def _beside_tests(node: ast.AST) -> Iterator[ast.AST]:
+    """What is in some code, but for the questions that it asks."""
+    yield node
+    for name, value in ast.iter_fields(node):
+        for each in value if isinstance(value, list) else (value,):
+            if name != "test" and isinstance(each, ast.AST):
+                yield from _beside_tests(each)
+
+
+def _way(node: ast.expr, me: str) -> tuple[Any, ...]:
+    """The steps to what is written as an attribute, or as something inside of one; empty if it is neither.
+
+    >>> _way(ast.parse("self.config.modes['a']", mode="eval").body, "self")
+    ('config', 'modes', Key(key='a'))
+    """
+    if name := own_name(node, me):
+        return (name,)
+    if isinstance(node, ast.Attribute) and (path := _way(node.value, me)):
+        return (*path, node.attr)
+    if isinstance(node, ast.Subscript) and isinstance(node.slice, ast.Constant) and (path := _way(node.value, me)):
+        key = node.slice.value
+        return (*path, key if type(key) is int else Key(key))
+    return ()
+
+
+def _otherwise(model: nn.Module, place: Place, test: ast.expr, guess: bool) -> Iterator[tuple[Any, bool]]:
+    """What an attribute might hold for a question about it to come out otherwise than now; whether that is a guess."""
+    try:
+        now = read(model, place)
+    except (AttributeError, IndexError, KeyError, TypeError):  # a property, a part, or not there
+        return
+    if not isinstance(test, ast.Compare):
+        if type(now) is bool:
+            yield not now, False
+        return
+    try:
+        other = ast.literal_eval(test.comparators[0])
+        holds = _ASKS[type(test.ops[0])]
+        tries = ((each, each is _SOMETHING) for each in (*_near(other, now), *((_SOMETHING,) if guess else ())))
+        yield from islice((each for each in tries if holds(each[0], other) != holds(now, other)), 1)
+    except (KeyError, TypeError, ValueError):  # compared with something else than a constant, or with another kind
+        return
+
+
+def _near(other: Any, now: Any) -> list[Any]:
+    """What may be tried in the place of what an attribute holds, by what it is compared with."""
+    if type(other) in (tuple, list, set):
+        return list(other)
+    if type(other) in (int, float) and type(now) in (int, float):
+        return [other, other + 1, other - 1]
+    return [other] if other is None or type(other) is type(now) else []
 
 
 def _compared(node: ast.AST, name: str) -> str | None:
@@ -206,6 +288,11 @@ def _may_shape(code: CodeType) -> bool:
     inner = (one for one in code.co_consts if isinstance(one, CodeType))
     sliced = not _SLICING.isdisjoint(code.co_code[::2]) or any(type(one) is slice for one in code.co_consts)
     return sliced or not _SHAPING.isdisjoint(words(code)) or any(map(_may_shape, inner))
+
+
+def _names(attributes: Collection[str], me: str, *branches: ast.AST) -> bool:
+    """Whether code names one of some attributes."""
+    return any(own_name(each, me) in attributes for branch in branches for each in ast.walk(branch))
 
 
 def _far(bound: ast.expr | None) -> bool:

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import ast
 import inspect
+import sys
 import textwrap
 import types
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
@@ -197,6 +198,12 @@ def is_torchs(kind: type) -> bool:
     return kind.__module__.partition(".")[0] in ("torch", "builtins")
 
 
+def is_users(kind: type) -> bool:
+    """Whether a class is of the user's own code, not of something that is installed."""
+    home = getattr(sys.modules.get(kind.__module__), "__file__", None) or ""
+    return not is_torchs(kind) and "site-packages" not in home
+
+
 def functions_of(kind: type) -> Iterator[types.FunctionType]:
     """The methods of a class itself, those behind properties included."""
     for item in vars(kind).values():
@@ -275,6 +282,5 @@ def _computes(node: ast.AST, above: Mapping[ast.AST, ast.AST], ones: Collection[
     return False
 
 
-__all__ = [
-    *("Stated", "assigned", "functions_of", "is_torchs", "own_name", "parsed", "stated_sizes", "tensors_below", "words")
-]
+__all__ = ["Stated", "assigned", "functions_of", "is_torchs", "is_users", "own_name", "parsed"]
+__all__ += ["stated_sizes", "tensors_below", "words"]

@@ -1,12 +1,13 @@
 """Parameters that no run reached: other inputs may, so what could feed them keeps its size, or they are cut along.
 
 A layer that did not run is fed by something that flows where it lives: into or out of the module that holds it, or of
-those beside it. Where only one axis that flows there has the size that it takes, that is the one, and the layer is cut
-along with it; where it cannot be told, all that fit stay whole. One that is like another beside it goes with that, but
-need not come at its place: then all that it could be fed by, or be added to, are cut along as one.
+those beside it. All that flows there and has the size that it takes is cut along with it, as one; where what it puts
+out fits, too, all that fit stay whole. One that is like another beside it goes with that, but need not come at its
+place: then all that it could be fed by, or be added to, are cut along as one.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from typing import TypeGuard
 
 from torch import nn
 
@@ -15,8 +16,10 @@ from secateur.compat import Convolution, TransposedConvolution
 from secateur.ops.value import Value
 from secateur.sizes.size import places
 from secateur.tracing.capture import Capture
+from secateur.tracing.stated import functions_of, is_users
 
 _REASON = "not used when the model ran on the example"
+_REMEDY = "give an example that does (secateur.Examples)"
 
 
 def idle_modules(model: nn.Module, capture: Capture) -> list[str]:
@@ -68,10 +71,22 @@ def protect(model: nn.Module, capture: Capture) -> None:
     for name, value in unused.items():
         if not any(name.startswith(f"{outer}.") for outer in idle):
             _settle(name, {name: value}, _flowing(name.rpartition(".")[0], modules, capture), None)
-    for value in capture.values.values():
+    for name, value in capture.values.items():
         if not value.used:
             for dim in value.dims:
                 fix(dim, _REASON)
+            for dim, layout in _met_later(name, modules, capture):
+                fix(layout, f"code that no run reached reads {name}, which has {dim.size}, too; {_REMEDY}")
+
+
+def _met_later(name: str, modules: Mapping[str, nn.Module], capture: Capture) -> list[tuple[Layout, Layout]]:
+    """The dimensions of a buffer that no run read, but some other method does, with what flows there of that size."""
+    owner, _, own = name.rpartition(".")
+    if capture.kinds[name] != "buffer" or not is_users(type(modules[owner])):
+        return []
+    read = any(own in f.__code__.co_names for f in functions_of(type(modules[owner])) if f.__name__ != "__init__")
+    dims = [dim for dim in capture.values[name].dims if dim.size > 1]
+    return _matches(dims, _flowing(owner, modules, capture)) if read else []
 
 
 def _settled_like(name: str, like: str, values: Mapping[str, Value], capture: Capture) -> bool:
@@ -111,9 +126,15 @@ def _flowing(owner: str, modules: Mapping[str, nn.Module], capture: Capture) -> 
     """The layouts that flow through the module that holds something, or the nearest around it that ran."""
     while owner and not capture.flows.get(owner):
         owner = owner.rpartition(".")[0]
-    beside = (f"{owner}.{key}" if owner else key for key, _ in modules[owner].named_children())
-    flows = [layout for name in (owner, *beside) for layout in capture.flows.get(name, ())]
+    flows = [*capture.flows.get(owner, ()), *_through_parts(owner, modules, capture)]
     return [layout for layout in map(resolve, flows) if not constant(layout)]
+
+
+def _through_parts(owner: str, modules: Mapping[str, nn.Module], capture: Capture) -> Iterator[Layout]:
+    """What flows through the parts of a module; of one that only holds others and does not run, through those."""
+    for key, _ in modules[owner].named_children():
+        part = f"{owner}.{key}" if owner else key
+        yield from capture.flows.get(part) or _through_parts(part, modules, capture)
 
 
 def _whichever(layouts: list[Layout], flowing: list[Layout]) -> None:
@@ -129,25 +150,35 @@ def _settle(name: str, values: Mapping[str, Value], flowing: list[Layout], modul
     fed, fits = _matches(takes, flowing), _matches(gives, flowing)
     if module is None and len(fits) == 1:  # a table, of which one dimension goes with what flows
         fed, fits = fits, fed
-    if fed and len({id(layout) for _, layout in fed}) == 1 and not fits:
+    if fed and not fits:  # whichever feeds it, all that could are cut along as one
         _keep_whole(values, [dim for dim, _ in fed])
         for dim, layout in fed:
             unify(dim, layout)
         return
     for _, layout in (*fed, *fits):
-        fix(layout, f"may feed {name}, which no run reached; give an example that does (secateur.Examples)")
+        fix(layout, f"may feed {name}, which no run reached; {_REMEDY}")
 
 
 def _interface(values: Mapping[str, Value], module: nn.Module | None) -> tuple[list[Layout], list[Layout]]:
     """The dimensions along which something that did not run may be fed, and those of what it may put out."""
     dims = [dim for value in values.values() for dim in value.dims if dim.size > 1]
-    plain = isinstance(module, nn.Linear | Convolution) and not isinstance(module, TransposedConvolution)
-    if plain and getattr(module, "groups", 1) == 1:
-        (weight,) = (value for name, value in values.items() if name.endswith("weight"))
-        return [weight.dims[1]], [weight.dims[0]]
+    layers = [layer for layer in module if any(True for _ in layer.parameters())] if _in_a_row(module) else [module]
+    if _plain(layers[0]) and _plain(layers[-1]):
+        weights = [value for name, value in values.items() if name.endswith("weight")]
+        return [weights[0].dims[1]], [weights[-1].dims[0]]
     if all(sum(dim.size > 1 for dim in value.dims) == 1 for value in values.values()):
         return dims, []  # vectors: what comes out is what went in
     return [], dims
+
+
+def _in_a_row(module: nn.Module | None) -> TypeGuard[nn.Sequential]:
+    return type(module) is nn.Sequential
+
+
+def _plain(layer: nn.Module | None) -> bool:
+    """Whether a layer's weight has what it puts out first, and what it takes second."""
+    known = isinstance(layer, nn.Linear | Convolution) and not isinstance(layer, TransposedConvolution)
+    return known and getattr(layer, "groups", 1) == 1
 
 
 def _matches(dims: list[Layout], flowing: list[Layout]) -> list[tuple[Layout, Layout]]:

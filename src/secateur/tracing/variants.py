@@ -18,6 +18,7 @@ from typing import Any
 from torch import nn
 
 from secateur.axes import atoms, fix
+from secateur.state.held import Place
 from secateur.tracing.capture import OUTPUT, Capture, InputDim, ModelCall, Swaps
 from secateur.tracing.examples import (
     Dims,
@@ -95,11 +96,13 @@ class Variants:
         for other in other_arguments(self._model, example):
             if self._chosen(ModelCall(other, asked=False)):
                 self.shown.append(other)
-        for setting in other_attributes(self._model):
-            changes = tuple((owner, setting.name, setting.value) for owner in setting.owners)
-            if not self._chosen(ModelCall(example, asked=False, attributes=changes)):
+        values = self._capture.values
+        idle = [n for n, v in values.items() if v.dims and not v.used and n not in self._capture.places]
+        for setting in other_attributes(self._model, idle):
+            changes = tuple((Place(owner, setting.path), setting.value) for owner in setting.owners)
+            if not self._chosen(ModelCall(example, asked=False, attributes=changes)) and not setting.guessed:
                 self.unseen.append(Unseen(f"what the code does when {setting}", setting.where))
-        for number, method in enumerate(other_methods(self._model)):
+        for number, method in enumerate(other_methods(self._model, idle)):
             call = ModelCall(example, asked=False, beside=(method.name.rpartition(".")[2], method.owners))
             if number >= _MOST_METHODS or not method.owners or not self._chosen(call):
                 self.unseen.append(Unseen(f"what {method.name} does, which forward does not call", method.where))

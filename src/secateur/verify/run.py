@@ -13,7 +13,7 @@ from secateur.state.chances import same_chances, seed
 from secateur.state.held import Place
 from secateur.state.patches import SLOW_ATTENTION, patched
 from secateur.state.twin import run_apart
-from secateur.tracing.environment import uncached
+from secateur.tracing.environment import gradients, uncached
 from secateur.tracing.examples import arguments, device_of, handed_out, mapped, tensors_in
 
 
@@ -157,13 +157,13 @@ class _Precise(TorchDispatchMode):
         with (
             patched(SLOW_ATTENTION, *uncached(model)),
             same_chances(),
-            torch.no_grad(),
+            gradients(model),
             self,
             self._within(model),
             late,
         ):
             seed(0)
-            return list(tensors_in(handed_out(model, model(*args, **kwargs))))
+            return [tensor.detach() for tensor in tensors_in(handed_out(model, model(*args, **kwargs)))]
 
     def change(self, value: Any, place: Place, kind: str) -> Any:
         """The copy of a tensor, as it should be."""
@@ -176,8 +176,10 @@ class _Precise(TorchDispatchMode):
         if id(value) not in self._made:
             self._made[id(value)] = value, raised(value, self._dtype)
             self._note(value)
-        self._made[id(value)] = value, self._changed(str(place), self._made[id(value)][1])
-        return self._made[id(value)][1]
+        with torch.no_grad():
+            changed = self._changed(str(place), self._made[id(value)][1])
+        self._made[id(value)] = value, changed.requires_grad_(value.requires_grad)
+        return changed
 
     def _note(self, value: Tensor) -> None:
         """A tensor of the model's own, which a run must not see."""
