@@ -124,10 +124,11 @@ MUTATIONS = [
     Mutation("distributed/meeting.py:agreed", "return None", "tests/distributed/test_replicas.py"),
     Mutation("distributed/meeting.py:of_first", "return make()", "tests/distributed/test_replicas.py"),
     Mutation("distributed/sums.py:totals", "return list(tensors)", "tests/distributed/test_replicas.py"),
+    Mutation("distributed/meeting.py:_stop_beating", "return None", "tests/distributed/test_lines.py"),
     Mutation("surgery/holders.py:wrappers_follow", "yield", "tests/distributed/test_replicas.py"),
     Mutation(
         "pipeline/sharded.py:_moved",
-        "return torch.zeros_like(like)",
+        "return like * 0",
         "tests/distributed/test_sharding.py",
     ),
     Mutation("io/atomic.py:new_folder", "path.mkdir(); yield path", "tests/io/test_cut_checkpoint.py"),

@@ -53,3 +53,16 @@ def test_a_machine_that_is_out_of_reach():
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=200)
     assert done.returncode == 0, done.stderr
     assert float(done.stdout) < 10
+
+
+def test_a_process_ends_well_while_it_shows_that_it_is_there() -> None:
+    """Python tears threads out of torch's code at its end; where that has begun, the process aborts."""
+    code = """
+import torch.distributed as dist
+from secateur.distributed import meeting
+meeting._BEAT = 0
+for rank in range(8):
+    meeting.start_beating(dist.TCPStore("127.0.0.1", 0, 1, is_master=True), rank)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+    assert (done.returncode, done.stderr) == (0, "")

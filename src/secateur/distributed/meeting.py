@@ -6,6 +6,7 @@ So nobody enters a collective that another rank will never reach.
 
 from __future__ import annotations
 
+import atexit
 import hashlib
 import json
 import threading
@@ -24,6 +25,7 @@ from secateur.errors import ApplyError
 _POLL = 0.01  # seconds between two looks
 _LONG = 1.0  # seconds of waiting after which looks are ten times as rare: they take time from those who work
 _BEAT = 1.0  # seconds between two signs of life
+_GRACE = 5.0  # seconds for the last of them, at the end of the process
 _SILENCE = 30.0  # seconds without any, after which a rank is given up
 _DOUBT = 5.0  # seconds without any, if nobody listens where it was
 _KNOWN = "raised on every rank"
@@ -52,7 +54,7 @@ class _Here:
             self.number, self.posted, self.group, self.lines = 0, [], None, {}
             self.door, address = listen(dist.get_world_size())
             self.store[1].set(f"line/{dist.get_rank()}", address)
-            threading.Thread(target=_beat, args=(found, dist.get_rank()), daemon=True).start()
+            start_beating(found, dist.get_rank())
         return self.store[1]
 
 
@@ -290,16 +292,29 @@ class _Watch:
         return bytes(self.store.get(key)) if self.store.check([key]) else b""
 
 
-def _beat(store: Any, rank: int) -> None:
+def start_beating(store: Any, rank: int) -> None:
     """Show that this process is there, for as long as it is."""
+    ended = threading.Event()
+    thread = threading.Thread(target=_beat, args=(store, rank, ended), daemon=True)
+    thread.start()
+    atexit.register(_stop_beating, thread, ended)
+
+
+def _stop_beating(thread: threading.Thread, ended: threading.Event) -> None:
+    """Before Python ends: it would tear the thread out of torch's code, which then ends the process with an error."""
+    ended.set()
+    thread.join(_GRACE)
+
+
+def _beat(store: Any, rank: int, ended: threading.Event) -> None:
     mine, count = PrefixStore("secateur", store.clone() if hasattr(store, "clone") else store), 0
-    while True:
+    while not ended.is_set():
         try:
             mine.set(f"beat/{rank}", str(count))
         except Exception:  # the store is gone, and so is the process group
             return
         count += 1
-        time.sleep(_BEAT)
+        ended.wait(_BEAT)
 
 
 __all__ = ["agreed", "alone", "everywhere", "group", "in_step", "meet", "of_first", "present", "ranks", "together"]
