@@ -6,6 +6,7 @@ torch lacks is replaced by what does the same, or the import fails with a messag
 
 from __future__ import annotations
 
+import inspect
 import sys
 import warnings
 from collections.abc import Callable, Iterator
@@ -309,7 +310,9 @@ def write_parts(tensors: dict[str, Tensor], folder: str, *, alone: bool) -> str:
         from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageWriter
         from torch.distributed.checkpoint.state_dict_saver import save
 
-        writer = HuggingFaceStorageWriter(folder, save_distributed=True)
+        takes = inspect.signature(HuggingFaceStorageWriter).parameters
+        name = next(name for name in ("save_distributed", "save_sharded") if name in takes)  # the latter in torch 2.8
+        writer: Any = HuggingFaceStorageWriter(folder, **{name: True})
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # that there is no process group

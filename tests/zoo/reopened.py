@@ -56,7 +56,7 @@ def _timm(name: str, folder: Path) -> torch.nn.Module:
 
     fields = torch.load(folder / "fields.pt", weights_only=True)
     try:
-        model = timm.create_model(name, **fields)
+        model = timm.create_model(name, **fields) if all(map(str.isidentifier, fields)) else _of_class(name, fields)
     except TypeError:  # timm's function does not take what it passes to the class
         model = _of_class(name, fields)
     model.load_state_dict(torch.load(folder / "weights.pt", weights_only=True))
