@@ -310,9 +310,9 @@ def write_parts(tensors: dict[str, Tensor], folder: str, *, alone: bool) -> str:
         from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageWriter
         from torch.distributed.checkpoint.state_dict_saver import save
 
-        takes = inspect.signature(HuggingFaceStorageWriter).parameters
-        name = next(name for name in ("save_distributed", "save_sharded") if name in takes)  # the latter in torch 2.8
-        writer: Any = HuggingFaceStorageWriter(folder, **{name: True})
+        old = "save_sharded" in inspect.signature(HuggingFaceStorageWriter).parameters  # as torch 2.8 calls it
+        by_part: Any = {"save_sharded" if old else "save_distributed": True}
+        writer = HuggingFaceStorageWriter(folder, **by_part)
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # that there is no process group
