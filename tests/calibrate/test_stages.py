@@ -141,15 +141,17 @@ def test_stops_change_nothing_and_each_op_is_computed_once(name: str, room: int,
         return one
 
     stopped: list[set[int]] = [set(), set()]
+    written = False
     with calibrating(model), Runs(model, batches, room=room) as runs:
         results: list = [None, None]
         while any(result is None for result in results):  # in turn
             for number in range(2):
                 if results[number] is None:
                     results[number] = runs.run(number, see(number, 29 if name in ("mixtral", "resnet", "llama") else 7))
+                    written |= bool(list(tmp_path.rglob("*.safetensors")))
         got = [outputs(model, result) for result in results]
         assert runs.restarts <= (name in ("lstm", "mixtral", "by-value"))  # where the second batch goes another way
-        assert bool(list(tmp_path.rglob("*.safetensors"))) == (room == 0 and name != "counting")
+        assert written == (room == 0 and name != "counting")
     for one, other in zip(got, want, strict=True):
         assert all(torch.equal(a, b) for a, b in zip(one, other, strict=True))
     for numbers in seen:

@@ -87,6 +87,15 @@ def train(model, optimizer, batches):
         optimizer.zero_grad()
 
 
+def by_torch_alone(rank, world):
+    """How far training on ranks is from training in one process, with nothing of this library."""
+    model, single = net(), net()
+    per_layer(model)
+    for each in (model, single):
+        train(each, torch.optim.SGD(each.parameters(), lr=0.01), BATCHES)
+    return distance(whole(model), single.state_dict())
+
+
 def reference(make, example, batches, target, **more):
     """The same on one process."""
     with alone():

@@ -1,10 +1,12 @@
 """Masks on models that are sharded: the same as on one process, through training and until they are final."""
 
+from fsdp import needs_right_training
 from processes import result, run
 
 TRAINED = ("masks_fsdp", "masks_first", "masks_parallel", "masks_sparsifier")
 
 
+@needs_right_training
 def test_two_ranks():
     for rank in run(2, ["masks_same", *TRAINED, "masks_refused"]):
         assert result(rank, "masks_same") == dict.fromkeys(

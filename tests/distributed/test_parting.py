@@ -3,6 +3,7 @@
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
+from fsdp import needs_right_training
 from processes import result, run
 from safetensors.torch import load_file
 
@@ -33,10 +34,12 @@ def as_saved(found, job="load_parts"):
             assert one["again"] == 0, name
 
 
+@needs_right_training
 def test_two_ranks(folder):
     as_saved(folder[1])
 
 
+@needs_right_training
 def test_four_ranks(folder, monkeypatch):
     monkeypatch.setenv("SECATEUR_JOBS_FOLDER", str(folder[0]))
     as_saved(run(4, ["load_few_parts"]), "load_few_parts")

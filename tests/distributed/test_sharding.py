@@ -1,9 +1,11 @@
 """Models that are spread over ranks by fully_shard and parallelize_module: cut as on one process, and trained on."""
 
 import pytest
+from fsdp import needs_right_training
 from processes import result, run
 
 
+@needs_right_training
 def test_two_ranks():
     two = run(2, ["fsdp_net", "fsdp_llama", "tensor_parallel", "refusals", "memory"])
     for rank in two:  # 1.6 times its shards, of which it had one to begin with, and one tensor; 2 MB for all else
@@ -59,6 +61,7 @@ def as_one_process(found):
         assert found[name] <= 1e-4, name  # gradients are added up in another order
 
 
+@needs_right_training
 def test_data_on_two_ranks():
     two = run(2, ["data_fsdp", "data_parallel", "other_jobs", "measured_sharded", "killed_sharded"])
     first, second = (result(rank, "measured_sharded") for rank in two)
@@ -84,6 +87,7 @@ def test_data_on_two_ranks():
 
 
 @pytest.mark.slow
+@needs_right_training
 def test_data_with_shared_weights_and_on_four_ranks():
     for world, names in ((2, ["data_tied"]), (4, ["data_fsdp", "data_parallel"])):
         for rank in run(world, names):

@@ -180,6 +180,10 @@ class TestRecurrent:
 
 
 class TestCompiled:
+    @pytest.fixture(autouse=True)
+    def _forget(self):
+        torch.compiler.reset()  # what was compiled before
+
     @pytest.mark.parametrize("ran", [False, True])
     def test_compile(self, model, ran):
         if ran:
