@@ -80,7 +80,7 @@ def _of_hooks(model: nn.Module) -> Iterator[tuple[Any, str, Any]]:
         if not isinstance(hook, types.FunctionType) or id(hook) in seen or of_ours(hook.__module__):
             continue
         seen.add(id(hook))
-        names = (name for name in names_in(hook.__code__) if name in hook.__globals__)
+        names = (name for name in _names(hook.__code__) if name in hook.__globals__)
         variables: list[tuple[Any, str]] = [(hook.__globals__, name) for name in names]
         for owner, name in (*variables, *((cell, "cell_contents") for cell in hook.__closure__ or ())):
             with suppress(ValueError):  # an empty cell
@@ -95,12 +95,12 @@ def of_ours(module: str | None) -> bool:
     return (module or "").partition(".")[0] in _SKIPPED
 
 
-def names_in(code: types.CodeType) -> Iterator[str]:
+def _names(code: types.CodeType) -> Iterator[str]:
     """The global variables, among others, that some code names."""
     yield from code.co_names
     for inner in code.co_consts:
         if isinstance(inner, types.CodeType):
-            yield from names_in(inner)
+            yield from _names(inner)
 
 
 def _put_variable(owner: Any, name: str, value: Any) -> None:
@@ -218,4 +218,4 @@ def _purge(name: str, store: Any, seen: set[int]) -> None:
         warnings.warn(f"{name} holds a {type(store).__name__} that was made while tracing", SecateurWarning, 2)
 
 
-__all__ = ["CACHED", "classes", "cleaned", "let_go", "names_in", "of_ours"]
+__all__ = ["CACHED", "classes", "cleaned", "let_go", "of_ours"]

@@ -18,9 +18,9 @@ from torch import nn
 from secateur.compat import FAKE_LOGGER
 from secateur.sizes.explain import Explainer
 from secateur.sizes.size import Size
-from secateur.state.leftovers import CACHED, classes, names_in, of_ours
+from secateur.state.leftovers import CACHED, classes, of_ours
 from secateur.state.patches import OWN_ATTENTION, SLOW_ATTENTION, UNSCRIPTED, Patch, patched
-from secateur.tracing.stated import functions_of
+from secateur.tracing.stated import functions_of, words
 
 # These read the digits of an int and never ask it for its value as a float.
 _DIGIT_READERS = ("log", "log2", "log10", "isqrt", "gcd", "lcm", "comb", "perm", "factorial")
@@ -64,7 +64,7 @@ def _ask(functions: Iterable[FunctionType]) -> bool:
         if id(function) in seen or not isinstance(function, FunctionType):  # a compiled module has its own around it
             continue
         seen.add(id(function))
-        names = {*names_in(function.__code__)}
+        names = words(function.__code__)
         found = [function.__globals__[name] for name in names if name in function.__globals__]
         if torch.autograd.grad in found or {"autograd", "grad"} <= names:
             return True
