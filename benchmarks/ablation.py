@@ -71,6 +71,8 @@ def cut(task: Task, way: str, given: argparse.Namespace) -> dict[str, Any]:
     target = task.budget(given.factor)
     report = sec.compress(model, task.example(), target, batches, **how.get(way, {}), timed=False)
     seconds = round(time.process_time() - start)
+    if given.save:
+        sec.save(model, given.save / f"{task.name}-{way}.safetensors")
     score = task.show(task.score(model.eval(), tests))
     return {
         "way": way,
@@ -111,8 +113,11 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=120, help="of each block, where they are fitted as a whole")
     parser.add_argument("--layers", nargs="+", default=["*"])
     parser.add_argument("--ways", nargs="+", choices=WAYS, default=WAYS[:2])
+    parser.add_argument("--save", type=Path, help="a folder for the models that were cut")
     parser.add_argument("--predicted", action="store_true")
     given = parser.parse_args()
+    if given.save:
+        given.save.mkdir(parents=True, exist_ok=True)
     task = TASKS[given.task]
     commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True).stdout.strip()
     made_by = {"task": task.name, "command": shlex.join(["benchmarks/ablation.py", *sys.argv[1:]]), "commit": commit}

@@ -100,6 +100,25 @@ def test_one_run_alone_does_not_show_the_recurrence() -> None:
     assert len(graph.axes) > 1
 
 
+class OneImage(nn.Module):
+    """Written for one image at a time: of two, it runs on and mixes their channels."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.channels = 8
+        self.conv, self.out = nn.Conv2d(3, 8, 3), nn.Linear(8, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.conv(x).relu().view(self.channels, -1)
+        return self.out(h.mean(1))[None]
+
+
+def test_a_larger_batch_that_the_output_does_not_follow_shows_nothing() -> None:
+    graph = sec.trace(OneImage(), torch.randn(1, 3, 6, 6))
+    assert [(axis.name, axis.size) for axis in graph.axes] == [("conv channels", 8)]
+    right_elsewhere(OneImage(), torch.randn(1, 3, 6, 6), torch.randn(1, 3, 9, 7))
+
+
 def test_a_cut_is_proved_on_other_sizes_too() -> None:
     torch.manual_seed(0)
     x = torch.randn(2, 1, 6)
