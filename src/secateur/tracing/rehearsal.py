@@ -305,6 +305,8 @@ def rehearsed(
         found = trial(cut)
         return found if found is not None and found.fatal else None
 
+    if trial(tuple(atoms)) is None:
+        return {}
     if fatal(tuple(atoms)) is not None and trial(()) is not None:
         raise _HardlyError("it does not run in this way with its own sizes either")
     whole = _which(tuple(atoms), fatal)
