@@ -17,6 +17,7 @@ import inspect
 import operator
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from itertools import islice
 from pathlib import Path
 from types import CodeType, FunctionType
@@ -31,6 +32,7 @@ from secateur.tracing.stated import functions_of, is_torchs, is_users, own_name,
 
 _SOMETHING = "something else"
 _MOST = 4  # that are tried of each kind
+_MOST_READ = 1024  # methods whose questions, once found, are remembered
 _SHAPING = frozenset(
     (
         *("chunk", "expand", "flip", "fold", "narrow", "pixel_shuffle", "rearrange", "reduce", "repeat", "reshape"),
@@ -130,7 +132,7 @@ def other_methods(model: nn.Module, idle: Collection[str] = ()) -> Iterator[Othe
             code = found[name].__code__
             tree = parsed(found[name]) if not name.startswith("_") else None
             if tree is not None and (
-                _shapes(*tree.body) or _names(_first_names(names, idle), tree.args.args[0].arg, tree)
+                _shapes(*tree.body) or _own_names(tree.args.args[0].arg, tree) & _first_names(names, idle)
             ):
                 takes = _needed(found[name]) and _needed(found[name]) == _needed(kind.forward)
                 takes = takes and Purity(model.get_submodule(names[0]), found).computes(name)
@@ -193,17 +195,40 @@ def _asked(kind: type[nn.Module], idle: Collection[str]) -> Iterator[tuple[tuple
         may = function.__name__ != "__init__" and (_may_shape(code) or not words(code).isdisjoint(idle))
         if not may or (tree := parsed(function)) is None:
             continue
-        me = tree.args.args[0].arg
-        for node in ast.walk(tree):
-            reaches = isinstance(node, ast.If | ast.IfExp) and _names(idle, me, *_decided(node))
-            if isinstance(node, ast.If | ast.IfExp) and (reaches or _shapes(*_decided(node))):
-                where = f"{Path(code.co_filename).name}:{code.co_firstlineno + node.lineno - 1}"
-                read = {ast.unparse(each) for part in _decided(node) for each in _beside_tests(part)}
-                for test in (each for each in ast.walk(node.test) if isinstance(each, ast.expr)):
-                    asked = test.left if isinstance(test, ast.Compare) else test
-                    # What the branch reads, too, is a number that it works with, not a choice.
-                    if (path := _way(asked, me)) and ast.unparse(asked) not in read:
-                        yield path, test, where, reaches
+        for one in _questions(tree):
+            reaches = not one.names.isdisjoint(idle)
+            if reaches or one.shapes:
+                where = f"{Path(code.co_filename).name}:{code.co_firstlineno + one.line - 1}"
+                yield one.path, one.test, where, reaches
+
+
+@dataclass(frozen=True)
+class _Question:
+    """What a method asks of an attribute: the way there, the test, its line, and what is decided by it."""
+
+    path: tuple[Any, ...]
+    test: ast.expr
+    line: int
+    shapes: bool  # code that takes tensors apart, or gives them shapes
+    names: frozenset[str]  # attributes of the module that such code names
+
+
+@lru_cache(_MOST_READ)
+def _questions(method: ast.FunctionDef) -> tuple[_Question, ...]:
+    """Those of a method's source, which is looked through once."""
+    me, found = method.args.args[0].arg, list[_Question]()
+    for node in ast.walk(method):
+        if not isinstance(node, ast.If | ast.IfExp):
+            continue
+        branches = _decided(node)
+        shapes, names = _shapes(*branches), _own_names(me, *branches)
+        read = {ast.unparse(each) for part in branches for each in _beside_tests(part)} if shapes or names else set()
+        for test in (each for each in ast.walk(node.test) if isinstance(each, ast.expr)):
+            asked = test.left if isinstance(test, ast.Compare) else test
+            # What the branch reads, too, is a number that it works with, not a choice.
+            if (shapes or names) and (path := _way(asked, me)) and ast.unparse(asked) not in read:
+                found.append(_Question(path, test, node.lineno, shapes, names))
+    return tuple(found)
 
 
 def _beside_tests(node: ast.AST) -> Iterator[ast.AST]:
@@ -290,9 +315,10 @@ def _may_shape(code: CodeType) -> bool:
     return sliced or not _SHAPING.isdisjoint(words(code)) or any(map(_may_shape, inner))
 
 
-def _names(attributes: Collection[str], me: str, *branches: ast.AST) -> bool:
-    """Whether code names one of some attributes."""
-    return any(own_name(each, me) in attributes for branch in branches for each in ast.walk(branch))
+def _own_names(me: str, *branches: ast.AST) -> frozenset[str]:
+    """The attributes of the module that code names."""
+    named = (own_name(each, me) for branch in branches for each in ast.walk(branch))
+    return frozenset(name for name in named if name)
 
 
 def _far(bound: ast.expr | None) -> bool:
