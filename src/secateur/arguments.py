@@ -6,11 +6,13 @@ import math
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any, TypeGuard
 
 from secateur.errors import SecateurError
 
 _SHOWN = 80  # characters of a value in a message
+_LISTED = 2**16  # names at most: some iterables have no end
 
 
 @dataclass(frozen=True)
@@ -101,10 +103,13 @@ def listed(names: Any) -> tuple[Any, ...]:
     >>> listed("a"), listed(["a", "b"]), listed(3)
     (('a',), ('a', 'b'), (3,))
     """
+    if not isinstance(names, Iterable) or isinstance(names, str):
+        return (names,)
     try:
-        return tuple(names) if isinstance(names, Iterable) and not isinstance(names, str) else (names,)
+        several = tuple(islice(names, _LISTED + 1))
     except TypeError:  # a tensor without dimensions
         return (names,)
+    return several if len(several) <= _LISTED else (names,)
 
 
 def check(where: str, error: type[SecateurError], given: Mapping[str, Any], /, **rules: Rule) -> None:

@@ -412,6 +412,7 @@ ODD: dict[str, Callable[[], Any]] = {
     "module": lambda: nn.Linear(3, 3),
     "modules": lambda: [nn.Linear(3, 3)],
     "tensor": lambda: torch.zeros(3),
+    "empty tensor": lambda: torch.zeros(0, 4),
     "function": lambda: lambda a: a,
     "function of none": lambda: lambda: 3,
 }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import itertools
 import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -129,8 +130,46 @@ def _factored(net: nn.Module, batches: list[Tensor]) -> object:
     return sec.factor(net, "1", batches)
 
 
-@pytest.mark.parametrize("way", [_recovered, _factored])
+def _traced(net: nn.Module, batches: list[Tensor]) -> object:
+    return sec.trace(net, batches[0])
+
+
+def _timed(net: nn.Module, batches: list[Tensor]) -> object:
+    return sec.latency(net, batches[0], seconds=0.001)
+
+
+@pytest.mark.parametrize("way", [_recovered, _factored, _traced, _timed])
 def test_lazy_layers_that_have_not_run(way: Callable[[nn.Module, list[Tensor]], object]) -> None:
     net = nn.Sequential(nn.LazyLinear(4), nn.Linear(4, 2))
     with pytest.raises(sec.SecateurError, match="lazy layers that have not run; call the model once first"):
         way(net, [torch.randn(4, 3)] * 2)
+    assert net(torch.randn(4, 3)).shape == (4, 2)  # it still waits for its first run
+
+
+class _Endless:
+    def __iter__(self) -> Iterator[str]:
+        return itertools.repeat("0.weight")
+
+
+@pytest.mark.parametrize("name", ["blocks", "rank", "protect"])
+def test_names_and_numbers_without_end_are_refused(name: str) -> None:
+    model, example = odd_arguments.net(), torch.zeros(1, 4)
+    with pytest.raises(sec.PlanError, match=f"{name}[a-z]* (is|takes) "):
+        sec.compress(model, example, sec.Macs(0.5), odd_arguments.data(), **{name: _Endless()})  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("name", ["blocks", "joint"])
+@pytest.mark.parametrize("value", [torch.ones(3), torch.zeros(0)], ids=["several", "none"])
+def test_what_decides_on_reading_data_is_no_tensor(name: str, value: Tensor) -> None:
+    with pytest.raises(sec.PlanError, match=f"compress: {name} is "):
+        sec.compress(odd_arguments.net(), torch.zeros(1, 4), sec.Macs(0.5), [], **{name: value})  # type: ignore[arg-type]
+
+
+def test_a_variant_is_asked_for_or_not() -> None:
+    with pytest.raises(sec.TraceError, match="trace: variants is True or False, not tensor"):
+        sec.trace(odd_arguments.net(), torch.zeros(1, 4), variants=torch.ones(3))  # type: ignore[arg-type]
+
+
+def test_what_is_no_fault_of_a_batch_is_not_blamed_on_it() -> None:
+    with pytest.raises(sec.SecateurError, match=r"batches\(\) failed.*missing 1 required positional argument: 'a'$"):
+        sec.compress(odd_arguments.net(), torch.zeros(1, 4), sec.Macs(0.5), lambda a: a)

@@ -163,12 +163,14 @@ def _plain() -> nn.Sequential:
     return nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))
 
 
-@pytest.mark.parametrize("cut", [False, True])
-def test_masks_are_loaded_into_a_model_without_any(tmp_path, cut):
+@pytest.mark.parametrize("order", ["mask", "mask, cut", "cut, mask"])
+def test_masks_are_loaded_into_a_model_without_any(tmp_path, order):
     net, x = _plain(), torch.randn(3, 4)
-    sec.prune.l1_unstructured(net[0], "weight", amount=0.5)
-    if cut:
-        sec.apply(net, sec.plan(sec.trace(net, x), sec.Ratio(0.5)))
+    for step in order.split(", "):
+        if step == "cut":
+            sec.apply(net, sec.plan(sec.trace(net, x), sec.Ratio(0.5)))
+        else:
+            sec.prune.l1_unstructured(net[0], "weight", amount=0.5)
     sec.save(net, tmp_path / "a.safetensors")
     loaded = sec.load(tmp_path / "a.safetensors", _plain())
     assert loaded.state_dict().keys() == net.state_dict().keys()
@@ -177,13 +179,17 @@ def test_masks_are_loaded_into_a_model_without_any(tmp_path, cut):
     assert torch.equal(loaded[0](x), nn.functional.linear(x, net[0].weight_mask, net[0].bias))  # still a mask
 
 
-def test_masks_are_not_left_in_a_model_that_the_file_does_not_fit(tmp_path):
+@pytest.mark.parametrize("cut", [False, True])
+def test_masks_are_not_left_in_a_model_that_the_file_does_not_fit(tmp_path, cut):
     net = _plain()
+    if cut:
+        sec.apply(net, sec.plan(sec.trace(net, torch.randn(3, 4)), sec.Ratio(0.5)))
     sec.prune.l1_unstructured(net[0], "weight", amount=0.5)
     sec.save(net, tmp_path / "a.safetensors")
     other = _plain().double()
     with pytest.raises(sec.FileError, match=r"torch\.float32 in the file"):
         sec.load(tmp_path / "a.safetensors", other)
     assert list(other.state_dict()) == list(_plain().state_dict())
+    assert all(map(torch.equal, other.parameters(), _plain().double().parameters()))
     assert not other[0]._forward_pre_hooks
     assert isinstance(other[0].weight, nn.Parameter)

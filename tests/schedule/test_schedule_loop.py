@@ -193,6 +193,17 @@ def test_an_uncut_model_below_the_floor_is_refused():
     assert digest(model) == before
 
 
+@pytest.mark.parametrize("floor", [None, 0.8])
+def test_an_uncut_model_without_a_metric_is_refused(floor):
+    with pytest.raises(sec.ScheduleError, match="evaluate returned nan, which is no number to go by"):
+        run(mlp(), sec.Macs(0.5), evaluate=lambda m: math.nan, floor=floor)
+
+
+def test_a_part_of_nothing_is_refused():
+    with pytest.raises(sec.ScheduleError, match=r"Macs\(0\.5\) is a part of nothing"):
+        sec.iterate(mlp(), EXAMPLE[:0], sec.Macs(0.5), fit=lambda m: None, evaluate=lambda m: 1.0)
+
+
 def test_real_recovery():
     """Digits: half the MACs goes, in three rounds with training, and next to nothing of the accuracy."""
     model, (x, y) = mlp(64), digits(1797)

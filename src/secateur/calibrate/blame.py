@@ -70,12 +70,17 @@ def blamed_on_batch(number: int, what: str, asked: str = "model(batch)") -> Iter
     except SecateurError:
         raise
     except Exception as error:  # any code of the user's may run here
-        raise CalibrationError(f"{what}: {asked} failed on {batch_name(number)}: {because(error)}") from error
+        raise CalibrationError(f"{what}: {asked} failed on {batch_name(number)}: {because_of_batch(error)}") from error
 
 
 def because(error: Exception) -> str:
-    """An error of the user's own code in one line, with what to do about the usual one."""
-    text = f"{type(error).__name__}: {error}"
+    """An error of the user's own code in one line."""
+    return f"{type(error).__name__}: {error}"
+
+
+def because_of_batch(error: Exception) -> str:
+    """That of a model, called with a batch, and what to do about the usual one."""
+    text = because(error)
     if isinstance(error, TypeError) and "positional argument" in text:
         text += (
             ". A batch is what the model is called with: of inputs and labels, give [inputs for inputs, _ in loader]"

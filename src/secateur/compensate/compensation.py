@@ -21,7 +21,7 @@ import torch
 from torch import Tensor, nn
 
 from secateur.calibrate import Parameters, Runs, calibrating
-from secateur.calibrate.blame import batch_name, because
+from secateur.calibrate.blame import batch_name, because_of_batch
 from secateur.calibrate.data import Some, dealt, is_dealt, own, taken
 from secateur.calibrate.structure import Structure, structure
 from secateur.compat import Convolution, TransposedConvolution
@@ -59,7 +59,7 @@ def carry_out(recipe: Compensation, whole: nn.Module, cut: nn.Module, plan: Plan
         except SecateurError:
             raise
         except Exception as error:  # any code of the user's may run here
-            raise CalibrationError(f"{what}: the model failed on the batches: {because(error)}") from error
+            raise CalibrationError(f"{what}: the model failed on the batches: {because_of_batch(error)}") from error
     if outcome.taken_back:
         warnings.warn(f"{what}: {outcome.notes[-1]}", SecateurWarning, stacklevel=3)
     return outcome

@@ -7,6 +7,7 @@ from secateur.arguments import FLAG, Rule, a_number, an_int, check_fields
 from secateur.errors import CalibrationError
 
 _STEPS = 10**6  # of a block, at most
+JOINT = Rule(f"how many steps each block takes, from 0 on to {_STEPS}", an_int(0, _STEPS).holds)
 
 
 class Compensation:
@@ -27,8 +28,7 @@ class Compensation:
 
     def __post_init__(self) -> None:
         positive = Rule("a positive number", a_number(above=0).holds)
-        steps = Rule(f"how many steps each block takes, from 0 on to {_STEPS}", an_int(0, _STEPS).holds)
-        check_fields(self, CalibrationError, ridge=positive, joint=steps, bias=FLAG, statistics=FLAG)
+        check_fields(self, CalibrationError, ridge=positive, joint=JOINT, bias=FLAG, statistics=FLAG)
 
 
 @dataclass(frozen=True, eq=False)

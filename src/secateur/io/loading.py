@@ -5,8 +5,9 @@ from __future__ import annotations
 import functools
 import math
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, nullcontext
+from dataclasses import replace
 from functools import partial
 from typing import Any, TypeVar, overload
 
@@ -24,6 +25,7 @@ from secateur.io.tensors import State, fill, realised, set_extra
 from secateur.pipeline.apply import plan_of, remember
 from secateur.pipeline.rebuild import held_here
 from secateur.pipeline.sharded import Shard, shard_empty
+from secateur.planning.plans import Plan
 from secateur.prune import custom_from_mask
 from secateur.state.held import named_tensors
 from secateur.state.transaction import Transaction, transaction
@@ -173,7 +175,8 @@ def _carry_out(model: nn.Module, header: Header, file: Stored, undo: Transaction
         if undo is None:
             _realise(model, values, header, file)
         else:
-            cut = set() if header.plan is None else set(header.plan.kept)  # these get their old memory back
+            plan = None if header.plan is None else _under_masks(header.plan, state.tensors)
+            cut = set() if plan is None else set(plan.kept)  # these get their old memory back
             undo.keep(*(t for name, t in state.tensors.items() if name in values and name not in cut))
         fill(model, values if undo is not None else {name: values[name] for name in state.extra})
 
@@ -197,7 +200,7 @@ def _cut(model: nn.Module, header: Header, file: Stored) -> dict[str, str]:
     stored = _matched(State.of(model), header, set(file.keys()) - set(header.tables))
     _check_sizes(State.of(model), stored, file)
     if header.plan is not None and plan is not None:
-        carry_out(model, held_here(model, plan))
+        carry_out(model, held_here(model, _under_masks(plan, State.of(model).tensors)))
         remember(model, header.plan)
     check_biases(model, header.biases)
     return stored
@@ -210,6 +213,17 @@ def _add_masks(model: nn.Module, names: set[str]) -> None:
             full = f"{prefix}.{name}".lstrip(".")
             if weight is not None and full not in names and {f"{full}_orig", f"{full}_mask"} <= names:
                 custom_from_mask(module, name, torch.ones_like(weight))
+
+
+def _under_masks(plan: Plan, names: Collection[str]) -> Plan:
+    """A plan for weights that have got masks since, and so other names."""
+    now = {name: (f"{name}_orig", f"{name}_mask") for name in plan.kept if name not in names}
+    now = {name: parts for name, parts in now.items() if all(part in names for part in parts)}
+
+    def renamed(mapping: Mapping[str, Any]) -> dict[str, Any]:
+        return {new: value for name, value in mapping.items() for new in now.get(name, (name,))}
+
+    return replace(plan, kept=renamed(plan.kept), shapes=renamed(plan.shapes)) if now else plan
 
 
 class _Values(Mapping[str, Tensor]):

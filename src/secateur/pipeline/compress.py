@@ -12,10 +12,11 @@ from typing import Any, NamedTuple
 
 from torch import nn
 
-from secateur.arguments import FLAG, NAMES, an_int, check, listed, shown
+from secateur.arguments import FLAG, NAMES, Rule, an_int, check, listed
 from secateur.calibrate.data import Some, dealt, is_dealt, taken
 from secateur.compensate import LeastSquares, Outcome
 from secateur.compensate.moments import held_back
+from secateur.compensate.recipes import JOINT
 from secateur.distributed import in_step, meet, of_first, together
 from secateur.errors import PlanError
 from secateur.importance import Importance, Reconstruction
@@ -33,7 +34,12 @@ from secateur.state.transaction import Transaction, transaction
 from secateur.timing import Timing, latency
 from secateur.tracing import Graph, macs, trace
 
-_RULES = {"rank": NAMES, **dict.fromkeys(("exact", "bias", "loadable", "verify", "timed"), FLAG)}
+_BLOCKS = Rule(
+    'how many blocks go, several such numbers to try, or "auto"',
+    lambda blocks: blocks == "auto" if isinstance(blocks, str) else _are_counts(listed(blocks)),
+)
+_RULES = {"blocks": _BLOCKS, "rank": NAMES, "joint": JOINT}
+_RULES |= dict.fromkeys(("exact", "bias", "loadable", "verify", "timed"), FLAG)
 _RANKED = 16  # batches that tell which positions go: fewer than it takes to fit the rest
 _JUDGES = 4  # batches that tell how many blocks should go
 
@@ -116,6 +122,7 @@ def compress(
     """
     start = time.perf_counter()
     check("compress", PlanError, locals(), **_RULES)
+    rank = rank if isinstance(rank, str) else listed(rank)
     read = taken if blocks or rank or joint else dealt  # what needs the data of all ranks, else each rank its own
     with together("compress"):
         inner = unwrapped(model, shard, "compress")
@@ -165,10 +172,11 @@ def _numbers(blocks: object, graph: Graph) -> tuple[int, ...]:
     if blocks == "auto":
         free = sum(block.free for block in residual_blocks(graph))
         return tuple(range(0, free, max(1, round(free / 8)))) or (0,)
-    numbers = listed(blocks)
-    if not numbers or not all(map(an_int(0).holds, numbers)):
-        raise PlanError(f'blocks= is how many blocks go, several such numbers to try, or "auto", not {shown(blocks)}')
-    return numbers
+    return listed(blocks)
+
+
+def _are_counts(numbers: Sequence[object]) -> bool:
+    return bool(numbers) and all(map(an_int(0).holds, numbers))
 
 
 def _to_split(model: nn.Module, rank: str | Sequence[str], *, whole: bool) -> tuple[str, ...]:

@@ -1,12 +1,13 @@
 """What users call parts of a model by: globs over names, modules, tensors. And which axes they mean by it."""
 
 import glob as globs
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from fnmatch import fnmatchcase
 from functools import cached_property
 
 from torch import Tensor, nn
 
+from secateur.arguments import listed
 from secateur.errors import PlanError
 from secateur.state.held import named_tensors
 from secateur.tracing import unwrap
@@ -46,7 +47,7 @@ def parts_of(given: object, graph: Graph, where: str) -> tuple[str, ...]:
     """One or several parts of the model, as globs."""
     if isinstance(given, Iterator):  # it may be gone through more than once
         raise PlanError(f"{where} is names, globs or modules of the model; give a list, not a {type(given).__name__}")
-    several = given if isinstance(given, Iterable) and not isinstance(given, Named) else (given,)
+    several = (given,) if isinstance(given, Named) else listed(given)
     return tuple(glob_of(part, graph, where) for part in several)
 
 

@@ -213,7 +213,7 @@ class _Iterating:
         """Round 0: the uncut model."""
         with self._whole():
             start = time.perf_counter()
-            metric = self._number(self.functions.metric(self.model))
+            metric = self._number(self.functions.metric(self.model), None)
             self._best.roll_back()  # measuring changes nothing, so that a resumed run starts from the same
             found = self._with(0, 0.0, self.graph, metric, metric, start)
             if not found.met(found.rounds[0]):
@@ -230,7 +230,7 @@ class _Iterating:
             self.functions.cut(self.model, self.example, aim, **self.functions.options)
             before = self.functions.metric(self.model)
             self.functions.recover(self.model, number)
-            after = self._number(self.functions.metric(self.model))
+            after = self._number(self.functions.metric(self.model), self.floor)
             self._settle()
             graph = trace(self._inner, self.example)
             found = self._with(number, part, graph, before, after, start)
@@ -242,9 +242,10 @@ class _Iterating:
         if better is not None:
             self._best, self.graph = better, graph
 
-    def _number(self, metric: float) -> float:
+    @staticmethod
+    def _number(metric: float, floor: float | None) -> float:
         """A metric; NaN is below every floor, and without one nothing would stop for it."""
-        if self.floor is None and math.isnan(metric):
+        if floor is None and math.isnan(metric):
             raise ScheduleError("evaluate returned nan, which is no number to go by; is there NaN in the weights?")
         return metric
 

@@ -121,6 +121,8 @@ def _by_cost(target: Budget, uncut: Graph) -> Course:
         return target.cost(PruningProblem(graph, Magnitude(), exact=False, protect=(), round_to=1))({})
 
     whole = cost(uncut)
+    if whole <= 0:
+        raise ScheduleError(f"{target!r} is a part of nothing: that is what the model costs on this example")
 
     def aim(part: float, now: Graph) -> Target:
         share = target.share(whole)

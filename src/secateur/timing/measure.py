@@ -14,7 +14,7 @@ from torch import nn
 from secateur.arguments import a_number, check
 from secateur.errors import PlanError, TraceError
 from secateur.state.transaction import untouched
-from secateur.tracing import unwrap
+from secateur.tracing import check_run, unwrap
 from secateur.tracing.examples import arguments
 
 TimedRun = Callable[[], Any]
@@ -106,6 +106,7 @@ def compare(before: nn.Module, after: nn.Module, example: Any, *, seconds: float
 def _ready(model: nn.Module, example: Any, name: str = "a model") -> Iterator[TimedRun]:
     """A function that runs a model once, in eval mode; afterwards the model is as it was."""
     inner = unwrap(model, name=name)
+    check_run(inner)
     for place, tensor in chain(inner.named_parameters(), inner.named_buffers()):
         if tensor.is_meta:
             raise TraceError(f"{place} is on the meta device, where nothing can be timed; give the model real tensors")

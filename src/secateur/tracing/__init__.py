@@ -11,8 +11,9 @@ import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
+from secateur.arguments import FLAG, check
 from secateur.axes import fix, note
-from secateur.compat import fsdp1, is_compiled, uncompiled
+from secateur.compat import fsdp1, is_compiled, is_lazy, uncompiled
 from secateur.distributed import bare, is_sharded, present
 from secateur.errors import TraceError
 from secateur.sizes.size import expr_atoms, places
@@ -52,6 +53,7 @@ def trace(model: nn.Module, example: Any, *, variants: bool = True, make: Any = 
     its arguments, `functools.partial(Net, width=64)`. For models of Transformers, diffusers and timm it is found by
     itself.
     """
+    check("trace", TraceError, locals(), variants=FLAG)
     check_make(make)
     present()
     with bare(unwrap(model, sharded=True)) as inner:
@@ -61,6 +63,7 @@ def trace(model: nn.Module, example: Any, *, variants: bool = True, make: Any = 
 def _trace(model: nn.Module, example: Any, variants: bool) -> Graph:
     if not any(True for _ in model.parameters()):
         raise TraceError(f"{type(model).__name__} has no parameters, so there is nothing to cut")
+    check_run(model)
     for name, module in model.named_modules():
         if isinstance(module, torch.jit.ScriptModule):
             raise TraceError(f"{name or 'the model'} is TorchScript, whose code cannot be followed; trace the original")
@@ -116,6 +119,12 @@ def macs(model: nn.Module, example: Any) -> int:
     it where it knows the op (it passes over fused attention and fused LSTMs on a CPU; this does not).
     """
     return trace(model, example, variants=False).macs()
+
+
+def check_run(model: nn.Module) -> None:
+    """Refuse a model some of whose tensors get a shape in its first run: to run it changes it."""
+    if any(map(is_lazy, (*model.parameters(), *model.buffers()))):
+        raise TraceError(f"{type(model).__name__} has lazy layers that have not run; call the model once first")
 
 
 def unwrap(model: Any, *, sharded: bool = False, name: str = "a model") -> nn.Module:

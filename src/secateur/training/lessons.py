@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from secateur.calibrate.blame import batch_name, because
+from secateur.calibrate.blame import batch_name, because, because_of_batch
 from secateur.compensate.alike import missed
 from secateur.errors import TrainingError
 from secateur.planning.plans import Plan
@@ -161,7 +161,8 @@ class Lessons:
             return model(*args, **kwargs)
         except Exception as error:  # any code of the user's may run here
             who = "the teacher" if model is self.teacher else "the model"
-            raise TrainingError(f"recover: {who} failed on {batch_name(batch[0])}: {because(error)}") from error
+            which = batch_name(batch[0])
+            raise TrainingError(f"recover: {who} failed on {which}: {because_of_batch(error)}") from error
 
     def _asked(self, output: Any, batch: Numbered) -> Tensor:
         assert self._task is not None
