@@ -107,6 +107,8 @@ class SameNoise(TorchDispatchMode):
         out = func(*args, **(kwargs or {}))
         if torch.Tag.nondeterministic_seeded in func.tags and isinstance(out, Tensor) and out.is_floating_point():
             out.fill_(1.0 if "bernoulli" in str(func) else 0.5)
+        elif func in (torch.ops.aten.randint.default, torch.ops.aten.randint.low):
+            out.fill_(0 if func is torch.ops.aten.randint.default else args[0])
         return out
 
 

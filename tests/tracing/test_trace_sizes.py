@@ -200,3 +200,37 @@ def test_modules_keep_their_own_words_for_their_sizes():
     assert small[2].groups == 4
     assert small[3].num_groups == 4
     assert small[0].out_channels == small[2].in_channels == small[1].num_features == 4
+
+
+@pytest.mark.parametrize(
+    "used",
+    [
+        lambda h: h * torch.full((1,), h.shape[-1]),
+        lambda h: h * h.new_full((2, h.shape[1]), h.shape[1]),
+        lambda h: h * torch.randint(h.shape[-1], h.shape[-1] + 1, (1,)),
+        lambda h: h * torch.scalar_tensor(h.shape[-1], dtype=h.dtype),
+        lambda h: torch.addmm(h, h[:, :2], h[:2], alpha=h.shape[1]),
+        lambda h: h + h.norm(h.shape[1], 0),
+        lambda h: h[:1] * torch.arange(9.0).roll(h.shape[1])[0],
+        lambda h: (lambda d: h * torch.full((2, d), d))(h.shape[1]),
+    ],
+)
+def test_a_size_among_the_other_arguments_of_a_function_that_takes_sizes_is_a_number(used):
+    graph = sec.trace(layers(lambda n, x: n.b(used(n.a(x)))), X)
+    assert "its size is used as a number" in axis_at(graph, "a.weight").why
+
+
+def test_sizes_that_mean_sizes_are_no_numbers():
+    def run(n, x):
+        h = n.a(x)
+        d = h.shape[-1]
+        return n.b(h.view(2, d).expand(2, d)[:, :d].narrow(1, 0, d) + torch.full((2, d), 0.5))
+
+    assert axis_at(proved(layers(run), X), "a.weight").exact
+
+
+def test_reasons_name_the_op_and_the_line():
+    net = Net(lambda n, x: n.b(torch.normal(0.0, 1.0, (2, 8))) + n.c(x), b=Linear(8, 3), c=Linear(6, 3))
+    assert reason(sec.trace(net, X), "b.weight", 1).startswith("normal: makes it anew (test_trace_sizes.py:")
+    net = Net(lambda n, x: n.b(torch.tensor([[1.0] * 8])) + n.c(x), b=Linear(8, 3), c=Linear(6, 3))
+    assert "numbers that the code makes (test_trace_sizes.py:" in reason(sec.trace(net, X), "b.weight", 1)

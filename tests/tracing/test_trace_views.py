@@ -8,6 +8,8 @@ from torch import nn
 from torch.nn import Linear
 
 from oracle import Net, axes_at, axis_at, proved, reason, sizes_at, tied, weight
+from secateur.axes import why_fixed
+from secateur.sizes.explain import Explainer
 
 X = torch.randn(2, 6)
 SEQUENCE = torch.randn(2, 5, 6)
@@ -141,8 +143,20 @@ def test_a_literal_number_of_repeats_is_blocked(again):
 
 
 def test_an_axis_made_by_a_function_that_hides_its_size_is_blocked():
-    net = Net(lambda n, x: n.b(torch.randint(1, 2, (2, 8)).to(x.dtype)) + n.c(x), b=Linear(8, 3), c=Linear(6, 3))
-    assert "where its size comes from" in reason(proved(net, X), "b.weight", 1)
+    explain = Explainer()
+    made = explain.fresh(8)
+    explain.account("somewhere", list)
+    assert "somewhere: where its size comes from is not known" in why_fixed(made)
+
+
+def test_what_is_drawn_by_randint_has_the_sizes_that_it_is_given():
+    def forward(n, x):
+        return n.b(torch.randint(1, 2, (2, n.d)) * n.a(x) + torch.randint(high=1, size=(2, n.d)))
+
+    graph = proved(Net(forward, a=Linear(6, 8), b=Linear(8, 3), d=8), X)
+    assert axis_at(graph, "a.weight").size == 8
+    fixed = Net(lambda n, x: n.b(torch.randint(1, 2, (2, 8)).to(x.dtype)) + n.c(x), b=Linear(8, 3), c=Linear(6, 3))
+    assert "8 is a literal at" in reason(proved(fixed, X), "b.weight", 1)
 
 
 def test_squeeze_keeps_an_axis_from_coming_down_to_one():

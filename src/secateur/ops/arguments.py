@@ -44,6 +44,36 @@ def bound(function: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[s
     return args, {**rest, **aside}
 
 
+def with_numbers(
+    function: Callable[..., Any], args: Any, kwargs: Mapping[str, Any], change: Callable[[Any], Any]
+) -> Any:
+    """The arguments, changed where the function takes something to compute with: no size, and no number of a dimension.
+
+    >>> with_numbers(torch.full, ((2, 8), 8), {}, lambda _: 4)
+    (((2, 8), 4), {})
+    >>> with_numbers(torch.zeros, (2, 8), {}, lambda _: 4)
+    ((2, 8), {})
+    """
+    rest = {name: value for name, value in kwargs.items() if name not in ASIDE}
+    form = next((form for form in _forms(function) if _takes(form, args, rest)), None)
+    if form is None:
+        return args, kwargs
+    counts = {name: "int" in parameter.annotation for name, parameter in form.parameters.items()}
+    placed_by = (name for name, parameter in form.parameters.items() if parameter.kind is not parameter.KEYWORD_ONLY)
+    by_place = [*(counts[name] for name in placed_by), *(True for _ in args)]  # sizes one by one are more than that
+    placed = tuple(arg if count else change(arg) for arg, count in zip(args, by_place, strict=False))
+    return placed, {k: v if counts.get(_ALSO.get(k, k), True) else change(v) for k, v in kwargs.items()}
+
+
+def _takes(form: inspect.Signature, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
+    """Whether arguments fit a signature, with no int in the place of a tensor."""
+    placed = _placed(form, args, kwargs)
+    kinds = (parameter.annotation for parameter in form.parameters.values())
+    return placed is not None and not any(
+        isinstance(value, int) and "Tensor" in kind for value, kind in zip(placed[0], kinds, strict=False)
+    )
+
+
 def _placed(form: inspect.Signature, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Arguments | None:
     names = form.parameters
     renamed = {name if name in names else _ALSO.get(name, name): value for name, value in kwargs.items()}

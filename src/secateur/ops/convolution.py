@@ -237,7 +237,7 @@ def im2col(call: Call, x: Value, kernel: Any, *_: Any) -> Value:
     dims = list(x.dims)
     for dim in dims[-2:]:
         call.fix(dim, "spatial")
-    channels = Product((dims[-3], call.fixed(kernel[0] * kernel[1], "kernel")))
+    channels = Product((dims[-3], call.fixed(kernel[0] * kernel[1], "the positions of a patch")))
     lead = dims[:-3]
     return Value(
         [*lead, channels, call.fixed(call.shape[-1], "spatial")],
@@ -250,7 +250,7 @@ def col2im(call: Call, x: Value, output_size: Any, kernel: Any, *_: Any) -> Valu
     """out[n, c, …]: patches added back into an image."""
     patch = kernel[0] * kernel[1]
     channels, inner = factor(x.dims[-2], x.dims[-2].size // patch)
-    call.fix(inner, "kernel")
+    call.fix(inner, "the positions of a patch")
     call.fix(x.dims[-1], "spatial")
     lead = list(x.dims[:-2])
     spatial = [call.fixed(n, "spatial") for n in call.shape[-2:]]

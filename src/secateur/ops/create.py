@@ -25,7 +25,7 @@ _ZERO = {*named("zeros.default new_zeros.default _efficientzerotensor.default"),
     "ones.default full.default rand.default randn.default randint.default randint.low new_ones.default "
     "rand.generator randn.generator randint.generator randint.low_generator new_full.default scalar_tensor.default",
     creates=True,
-    called="randint scalar_tensor",
+    called="scalar_tensor",
 )
 def alike(call: Call, *_: Any, **__: Any) -> Value:
     """Every element is alike (or drawn alike), wherever it is."""
@@ -42,6 +42,12 @@ def _(op: Any, *args: Any, **kwargs: Any) -> Tensor:
 @alike.sizes("zeros", "_efficientzerotensor", "ones", "empty", "rand", "randn", "full", "empty_strided")
 def _(explain: Explainer, out: Any, size: Any, *_: Any, **__: Any) -> None:
     explain.expect_all(size, layouts_of(out))
+
+
+@alike.sizes("randint")
+def _(explain: Explainer, out: Any, *args: Any, **__: Any) -> None:
+    """The sizes come after the bounds, of which the lower may be left out."""
+    explain.expect_all(args[-1], layouts_of(out))
 
 
 alike.sizes("new_zeros", "new_ones", "new_empty", "new_full", "new_empty_strided")(shape_given)

@@ -128,9 +128,9 @@ class Call:
     def shape(self) -> tuple[int, ...]:
         return self.outs[0]
 
-    def fixed(self, size: int, reason: str = "") -> Atom:
+    def fixed(self, size: int, reason: str = "makes it anew") -> Atom:
         """A dimension that no cut can change."""
-        return Atom(size, reason or (self.reason("makes it anew") if size > 1 else self.name))
+        return Atom(size, self.reason(reason) if size > 1 else self.name)
 
     def fresh(self, size: int) -> Atom:
         """A new axis, whose size the function that was called must explain."""

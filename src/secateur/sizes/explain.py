@@ -10,6 +10,7 @@ from __future__ import annotations
 import numbers
 import sys
 import weakref
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cache, lru_cache
@@ -107,6 +108,7 @@ class Explainer:
     made: set[Atom] = field(default_factory=set)  # axes that calls made from nothing
     _fresh: dict[Atom, None] = field(default_factory=dict)  # those of the present call
     _explained: list[Layout] = field(default_factory=list)  # layouts whose size the present call was given
+    _asked: Counter[int] = field(default_factory=Counter)  # expressions whose meaning is known in it, by identity
 
     def exprs(self) -> Iterator[Expr]:
         """Every expression that was given as a size, compared, or used as a number."""
@@ -154,6 +156,7 @@ class Explainer:
     def expect(self, size: Any, layout: Layout, given: Any = None) -> None:
         """A size argument that must be the size of a layout, now and after any cut; `given`: what it is made of."""
         layout = resolve(layout)
+        self._ask(size)
         if not isinstance(size, int):
             if not isinstance(size, numbers.Integral):
                 return
@@ -179,6 +182,7 @@ class Explainer:
 
     def expect_slice(self, layout: Layout, start: Any, stop: Any, step: Any = None) -> None:
         """Bounds of a slice: the sizes of the pieces before, inside and after it."""
+        self._ask(start, stop)
         if constant(resolve(layout)):
             return
         n = layout.size
@@ -211,6 +215,7 @@ class Explainer:
 
     def expect_position(self, layout: Layout, index: Any) -> None:
         """A position by number: as many must stay before it (or after it, counted from the end)."""
+        self._ask(index)
         if constant(resolve(layout)):
             return
         n = layout.size
@@ -241,9 +246,24 @@ class Explainer:
 
     def pin(self, size: Any, why: str) -> None:
         """A size whose value must not change."""
+        self._ask(size)
         if isinstance(size, Size):
             where = self.where()
             self.equations.append(SizeEquation(size.expr, Atom(plain(size), f"{why} ({where})"), where))
+
+    def _ask(self, *sizes: Any) -> None:
+        """What these sizes mean to the present call is known: they, and what they are made of, are no mere numbers."""
+        todo: list[Expr] = [size.expr for size in sizes if isinstance(size, Size)]
+        while todo:
+            expr = todo.pop()
+            self._asked[id(expr)] += 1
+            todo += (expr.left, expr.right) if isinstance(expr, Op) else ()
+
+    def loose(self, size: Size, use: str) -> None:
+        """A size that the present call was given is a number like any other, if nobody asked what it is the size of."""
+        self._asked[id(size.expr)] -= 1
+        if self._asked[id(size.expr)] < 0:
+            self.on_value(size.expr, use)
 
     # what an op demands of the sizes of its operands ---------------------------------------------------------------
 
@@ -253,6 +273,7 @@ class Explainer:
 
     def compare(self, layout: Layout, symbol: str, other: Layout | int, outcome: bool = True) -> None:
         """How a layout's size compares, with a number or with another's, must stay as it is."""
+        self._ask(other)
         if not constant(resolve(layout)):
             right = expr_of(other) if isinstance(other, int) else Dim(other)
             self.comparisons.append(SizeComparison(symbol, Dim(layout), right, outcome, self.where()))
@@ -278,7 +299,7 @@ class Explainer:
         if open_:
             accounted = {atom for layout in (*self._explained, *given()) for atom in atoms(layout)}
             open_ = [atom for atom in open_ if atom not in accounted]
-        self._fresh, self._explained = {}, []
+        self._fresh, self._explained, self._asked = {}, [], Counter()
         for atom in open_:
             fix(atom, f"{name}: where its size comes from is not known ({self.where()})")
 

@@ -112,8 +112,7 @@ class FunctionRecorder(TorchFunctionMode):
             signature(self.tracer.sizes, out, *placed, **others)
         elif like in COUNTS:
             return self._numel(bound(func, args, kwargs)[0][0], out)
-        else:
-            self._loose_sizes(func, (args, kwargs))
+        self._loose_sizes(func, (args, kwargs))
         given = partial(_layouts_among, (args, kwargs))
         self.tracer.sizes.account(getattr(func, "__name__", "") or str(func), given)
         return out
@@ -161,7 +160,7 @@ class FunctionRecorder(TorchFunctionMode):
     def _loose_sizes(self, func: Any, given: Any) -> None:
         """A size that arrives where no size is expected is a number like any other."""
         if isinstance(given, Size):
-            self.tracer.sizes.on_value(given.expr, getattr(func, "__name__", "") or str(func))
+            self.tracer.sizes.loose(given, getattr(func, "__name__", "") or str(func))
         elif isinstance(given, SEVERAL):
             for item in given:
                 self._loose_sizes(func, item)

@@ -7,7 +7,7 @@ dims. What is known of a tensor (a `Value`: a layout per dimension) is kept with
 on. Nothing is decided here and the model is not touched; `graph` reads the outcome off.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from typing import Any
@@ -17,6 +17,7 @@ from torch import Tensor
 
 from secateur.axes import Atom, Layout, unify, why_fixed
 from secateur.compat import reads_out, schema, takes_sizes
+from secateur.ops.create import LIFTED
 from secateur.ops.record import Record, out_arguments, record_of
 from secateur.ops.value import Call, Value, bind, known, value_of
 from secateur.sizes.explain import Explainer
@@ -77,16 +78,17 @@ class Tracer:
             if reads_out(op) and any(value_of(t).storage.made_of is None for t in flat):
                 self.decisions.setdefault(self.sizes.where())
             return
+        if op == LIFTED:
+            self._written(flat)
         values = [value_of(t) for t in flat]
         if self.timed:
             self.steps.append(step(op, args, kwargs, value_of))
-        found = record_of(op)
+        found, call = record_of(op), Call(self.sizes, op, _name(op), tensors)
         if not (found is not None and found.creates) and all(v.constant() for v in values):
             for tensor in tensors:
                 if known(tensor) is None or not any(tensor is t for t in flat):
-                    bind(tensor, Value([Atom(n, _handed_on(i, n, values, op)) for i, n in enumerate(tensor.shape)]))
+                    bind(tensor, Value([_handed_on(i, n, values, call) for i, n in enumerate(tensor.shape)]))
             return
-        call = Call(self.sizes, op, _name(op), tensors)
         result: Any = None
         if found is None:
             self.unknown[str(op)] = self.unknown.get(str(op), 0) + 1
@@ -97,6 +99,12 @@ class Tracer:
             result = self._applied(found, call, args, kwargs)
         self._store(op, args, tensors, result, call)
         self._use(call, values, tensors)
+
+    def _written(self, tensors: Iterable[Tensor]) -> None:
+        """Numbers that the model's code makes into a tensor, as `torch.tensor([0, 1])` does."""
+        for tensor in (t for t in tensors if known(t) is None):
+            reason = f"a tensor of numbers that the code makes ({self.sizes.where()})"
+            bind(tensor, Value([Atom(n, reason) for n in tensor.shape]))
 
     def _applied(self, found: Record, call: Call, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """What a record makes of a call; buffers for results are tied to these."""
@@ -188,12 +196,12 @@ def tensors_among(items: Any) -> list[Tensor]:
     return found
 
 
-def _handed_on(at: int, size: int, values: Sequence[Value], op: Any) -> str:
-    """Why a dimension of what is computed from constants alone is one: of those it is made from, the likeliest."""
+def _handed_on(at: int, size: int, values: Sequence[Value], call: Call) -> Atom:
+    """A dimension of what is computed from constants alone; its reason is that of the likeliest of them."""
     every = [(i == at, dim) for value in values for i, dim in enumerate(value.dims)]
     same = [(here, dim) for here, dim in every if dim.size == size]
     likeliest = next((dim for here, dim in same if here), same[0][1] if same else every[0][1] if every else None)
-    return _name(op) if likeliest is None else why_fixed(likeliest)
+    return call.fixed(size) if likeliest is None else Atom(size, why_fixed(likeliest))
 
 
 @cache

@@ -23,7 +23,7 @@ from torch.distributions import Distribution
 from secateur.compat import TorchDispatchMode, TorchFunctionMode, redispatch_function
 from secateur.nn.attention import forward
 from secateur.ops.absent import gone
-from secateur.ops.arguments import bound
+from secateur.ops.arguments import bound, with_numbers
 from secateur.ops.asking import COUNTS, LENGTHS, SHAPE
 from secateur.ops.create import EMPTY
 from secateur.ops.pointwise import TAKE_NUMBERS
@@ -142,6 +142,8 @@ class AbsentFunctions(TorchFunctionMode):
             return self._looked_into(func, kinds, args, kwargs)
         if func in TAKE_NUMBERS:
             args, kwargs = tuple(map(_after, args)), {k: _after(v) for k, v in kwargs.items()}
+        elif any(isinstance(given, Count) for given in (*args, *kwargs.values())):
+            args, kwargs = with_numbers(func, args, kwargs, _after)
         return func(*args, **kwargs)
 
     def _looked_into(self, func: Any, kinds: Any, args: Any, kwargs: Any) -> Any:
