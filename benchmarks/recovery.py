@@ -3,6 +3,7 @@
     python benchmarks/recovery.py --minutes 15                     ResNet-56 on CIFAR-10, no labels
     python benchmarks/recovery.py --minutes 120 --labels
     python benchmarks/recovery.py --processor 30                   as many steps as take that much processor time
+    python benchmarks/recovery.py --processor 30 --joint 120       blocks fitted as a whole before
     python benchmarks/recovery.py --task ecg_lstm --steps 200      a task of benchmarks/accuracy, by steps
 
 Training data, batches and time are the same for both. The rate, the length and the state that is kept are chosen on
@@ -15,16 +16,19 @@ import copy
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import nn
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from benchmarks.accuracy import peers
-from benchmarks.accuracy.cutting import OURS
+from benchmarks.accuracy.cutting import OURS, Method
 from benchmarks.accuracy.suite import TASKS
 from benchmarks.accuracy.tasks import Task
 from benchmarks.accuracy.training import recover
+
+import secateur as sec
 
 RIVAL = "FPGM global + statistics"  # the best rival on ResNet-56 right after the cut
 
@@ -37,6 +41,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int)
     parser.add_argument("--processor", type=float, help="minutes of processor time, on a machine that others use too")
     parser.add_argument("--labels", action="store_true")
+    parser.add_argument("--joint", type=int, default=0, help="steps in which compress fits each block as a whole")
     parser.add_argument("--rival", default=RIVAL, help="a method of benchmarks/accuracy/peers.py, or none")
     given = parser.parse_args()
     task = TASKS[given.task]
@@ -44,7 +49,7 @@ def main() -> None:
         method for method in peers.methods(("FPGM", "magnitude L2", "magnitude L1")) if method.name == given.rival
     ]
     print(f"{task.name}, dense: {task.show(task.score(task.load(), task.tests()))}", flush=True)
-    for method in (OURS, *rivals):
+    for method in (ours(given.joint), *rivals):
         model = task.load()
         torch.manual_seed(0)
         method.cut(task, model, task.goal, 0, {})
@@ -64,11 +69,28 @@ def main() -> None:
         )
 
 
+def ours(joint: int) -> Method:
+    """`sec.compress`, with its blocks fitted as a whole on twice the data if they take some steps."""
+    if not joint:
+        return OURS
+
+    def cut(task: Task, model: nn.Module, factor: float, seed: int, _hint: dict[str, Any]) -> dict[str, Any]:
+        batches = [inputs for draw in (seed, seed + 1) for inputs, _ in task.calibration(draw)]
+        sec.compress(model, task.example(), task.budget(factor), batches, joint=joint, timed=False)
+        return {}
+
+    return Method(f"sec.compress, joint={joint}", "secateur", cut)
+
+
 def steps_in(minutes: float, task: Task, model: nn.Module, labels: bool) -> int:
-    """How many steps take some minutes of the processor, by a few that are taken on a copy."""
-    trial, busy = copy.deepcopy(model), time.process_time()
-    found = recover(task, trial, 0, labels=labels, steps=12)
-    return max(20, int(60 * minutes * found.steps / (time.process_time() - busy)))
+    """How many steps take some minutes of the processor: what more of them take on a copy, and what goes with any."""
+    taken, busy = list[int](), list[float]()
+    for steps in (8, 24):
+        trial, start = copy.deepcopy(model), time.process_time()
+        taken.append(recover(task, trial, 0, labels=labels, steps=steps).steps)
+        busy.append(time.process_time() - start)
+    each = (busy[1] - busy[0]) / (taken[1] - taken[0])
+    return max(20, int((60 * minutes - max(0.0, busy[0] - each * taken[0])) / each))
 
 
 if __name__ == "__main__":

@@ -114,7 +114,7 @@ def layouts_of(tensor: Any) -> tuple[Layout, ...]:
 class Call:
     """One op of the tracing run, as its record sees it."""
 
-    __slots__ = ("itemsize", "name", "op", "outs", "sizes", "summed")
+    __slots__ = ("_where", "itemsize", "name", "op", "outs", "sizes", "summed")
 
     def __init__(self, sizes: Explainer, op: Any, name: str, outs: Sequence[Tensor]) -> None:
         self.sizes = sizes
@@ -123,6 +123,7 @@ class Call:
         self.outs = [tuple(out.shape) for out in outs]
         self.itemsize = outs[0].dtype.itemsize if outs else 1  # bytes of an element of the first output
         self.summed: list[tuple[Layout, frozenset[str] | None]] = []  # dimension, and the weights that read it
+        self._where: str | None = None  # the line of the model's code, once that was asked for
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -146,8 +147,9 @@ class Call:
             note(layout, self.reason(reason))
 
     def reason(self, text: str) -> str:
-        where = self.sizes.where()
-        return f"{self.name}: {text}" + (f" ({where})" if where else "")
+        if self._where is None:
+            self._where = self.sizes.where()
+        return f"{self.name}: {text}" + (f" ({self._where})" if self._where else "")
 
     def opaque(self, *values: Value, reason: str) -> None:
         """Fix everything: what happens to positions is not expressible."""
