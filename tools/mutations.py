@@ -72,6 +72,8 @@ MUTATIONS = [
         "return iter(())",
         f"tests/tracing/test_trace_sizes.py {BEYOND}",
     ),
+    Mutation("sizes/explain.py:Explainer.loose", "return None", "tests/tracing/test_trace_sizes.py"),
+    Mutation("ops/arguments.py:with_numbers", "return args, kwargs", BEYOND),
     Mutation("sizes/explain.py:Explainer.compare", "return None", "tests/tracing/test_trace_views.py"),
     Mutation(
         "sizes/explain.py:Explainer.equal_counts", "return None", "tests/tracing tests/contract/test_commutation.py"
@@ -131,6 +133,7 @@ MUTATIONS = [
         "return like * 0",
         "tests/distributed/test_sharding.py",
     ),
+    Mutation("io/loading.py:_under_masks", "return plan", "tests/io/test_state.py"),
     Mutation("io/atomic.py:new_folder", "path.mkdir(); yield path", "tests/io/test_cut_checkpoint.py"),
     Mutation("io/pieces.py:check_whole", "return None", "tests/io/test_cut_checkpoint.py"),
     # what a constructor builds
