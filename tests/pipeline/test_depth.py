@@ -401,5 +401,5 @@ def test_compress_finds_how_many_blocks_go() -> None:
     assert gone >= 1  # two of its blocks do next to nothing
     assert f"without {gone} blocks" in tried
     assert "without 0 blocks" in tried
-    with pytest.raises(sec.PlanError, match="blocks= is how many"):
+    with pytest.raises(sec.PlanError, match="blocks is how many"):
         sec.compress(Counted(width=8), batches[0], sec.Macs(0.45), batches, blocks="all", timed=False)

@@ -125,8 +125,7 @@ def compress(
     rank = rank if isinstance(rank, str) else listed(rank)
     read = taken if blocks or rank or joint else dealt  # what needs the data of all ranks, else each rank its own
     with together("compress"):
-        inner = unwrapped(model, shard, "compress")
-        target = target_of(target)
+        inner, target = unwrapped(model, shard, "compress"), target_of(target)
         with read(batches, "compress", example) as data, sharded_anew(inner, shard), transaction(inner) as undo:
             numbers = _numbers(blocks, traced := trace(inner, example))
             options: dict[str, Any] = {"exact": exact, "protect": protect, "round_to": round_to, "loadable": loadable}
