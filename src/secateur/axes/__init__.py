@@ -4,13 +4,16 @@ from secateur.axes.layout import (
     EMPTY,
     UNIT,
     Atom,
+    Boundary,
     Concat,
+    Contradiction,
     Inherent,
     Layout,
     Mask,
     Product,
     atoms,
     constant,
+    copied,
     free_atoms,
     inherent,
     keep_mask,
@@ -23,6 +26,6 @@ from secateur.axes.layout import (
 from secateur.axes.learn import factor, fix, hint, leak, note, pieces, split, unify
 from secateur.axes.polynomial import Polynomial
 
-__all__ = ["EMPTY", "UNIT", "Atom", "Concat", "Inherent", "Layout", "Mask", "Polynomial", "Product", "atoms"]
-__all__ += ["constant", "factor", "fix", "free_atoms", "hint", "inherent", "keep_mask", "leak", "note", "owned"]
-__all__ += ["pieces", "positions", "resolve", "size_after", "split", "unify", "why_fixed"]
+__all__ = ["EMPTY", "UNIT", "Atom", "Boundary", "Concat", "Contradiction", "Inherent", "Layout", "Mask", "Polynomial"]
+__all__ += ["Product", "atoms", "constant", "copied", "factor", "fix", "free_atoms", "hint", "inherent", "keep_mask"]
+__all__ += ["leak", "note", "owned", "pieces", "positions", "resolve", "size_after", "split", "unify", "why_fixed"]

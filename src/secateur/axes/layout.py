@@ -29,6 +29,18 @@ class Inherent(str):
     __slots__ = ()
 
 
+class Boundary(str):
+    """A reason that names no code: of a dimension that the model shares with its caller."""
+
+    __slots__ = ()
+
+
+class Contradiction(str):
+    """A reason of positions that are used in two ways which exclude each other."""
+
+    __slots__ = ()
+
+
 class Atom:
     """An axis of `size` positions, until it is bound to a layout that says what it is made of."""
 
@@ -166,10 +178,27 @@ def _end(layout: Layout) -> Layout:
 
 
 def _merged(kind: type[Product] | type[Concat], a: Layout, b: Layout) -> Atom:
-    """Two constants side by side, as one, with the reason that says most: that of single positions comes last."""
-    given = [each.fixed for each in (a, b) if isinstance(each, Atom) and each.fixed]
-    reason = min(given, key=lambda reason: (isinstance(reason, Inherent), reason == _SINGLY), default=_SINGLY)
-    return Atom(kind((a, b)).size, reason)
+    """Two constants side by side, as one, with the reason that says more."""
+    given = [each for each in (a, b) if isinstance(each, Atom)]
+    told = min(given, key=_worth_telling, default=None)
+    return Atom(kind((a, b)).size, _SINGLY if told is None else told.fixed)
+
+
+def _worth_telling(fixed: Atom) -> tuple[int, int]:
+    """What sorts constants by what their reasons say: contradictions, then what names code, of these the largest."""
+    reason = fixed.fixed
+    if reason == _SINGLY:
+        return 3, -fixed.size
+    ranks = ((Contradiction, 0), (Boundary, 2), (Inherent, 4))
+    return next((rank for kind, rank in ranks if isinstance(reason, kind)), 1), -fixed.size
+
+
+def copied(layout: Layout, made: dict[Atom, Atom]) -> Layout:
+    """A layout of other axes, which what is learnt about it does not reach; `made` says which stand for which."""
+    layout = resolve(layout)
+    if isinstance(layout, Atom):
+        return made.setdefault(layout, Atom(layout.size, layout.fixed))
+    return type(layout)(tuple(copied(part, made) for part in layout.parts))
 
 
 def atoms(layout: Layout) -> Iterator[Atom]:

@@ -19,6 +19,7 @@ from secateur.axes.layout import (
     UNIT,
     Atom,
     Concat,
+    Contradiction,
     Layout,
     Product,
     atoms,
@@ -163,7 +164,7 @@ def _to_next_boundary(x: Layout, left: list[Layout], y: Layout, right: list[Layo
 
 def _unify_staggered(a: Product, b: Product) -> None:
     """(4 × 6) and (6 × 4) are both (2 × !6 × 2): only what both divide into, in front and at the end, can be cut."""
-    reason = f"no common refinement of {resolve(a)} and {resolve(b)}"
+    reason = Contradiction(f"no common refinement of {resolve(a)} and {resolve(b)}")
     before = Atom(math.gcd(a.parts[0].size, b.parts[0].size))
     rests = [Product(side.parts[1:]) for side in (a, b)]
     after = Atom(math.gcd(*(rest.size for rest in rests)))

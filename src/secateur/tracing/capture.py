@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from secateur import ops as ops  # registers the records
-from secateur.axes import Atom, Layout, fix
+from secateur.axes import Atom, Boundary, Layout, fix
 from secateur.compat import (
     BatchNorm,
     Convolution,
@@ -45,11 +45,11 @@ from secateur.tracing.widths import told_widths
 # Layers whose own code does not read these attributes: torch's others compare or compute with them.
 _PLAIN = (nn.Linear, Convolution, BatchNorm, nn.Embedding)
 
-OUTPUT = "a dimension of the model's output"
+OUTPUT = Boundary("a dimension of the model's output")
 Swaps = Sequence[tuple[str, str]]  # names of modules that change places
 
 
-class InputDim(str):
+class InputDim(Boundary):
     """Why a dimension stays: it is that of an input; which one, it remembers."""
 
     place: tuple[int, int]

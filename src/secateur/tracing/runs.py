@@ -5,7 +5,7 @@ one and the same axis, whatever run they come from: unifying them joins what the
 sizes, comparisons and reasons add up. What ops cost and how long they take stays that of the first run.
 """
 
-from secateur.axes import unify
+from secateur.axes import Atom, Contradiction, Layout, atoms, copied, unify
 from secateur.tracing.capture import Capture
 
 
@@ -30,3 +30,22 @@ def join(capture: Capture, other: Capture) -> None:
     ours.uses += theirs_too.uses
     ours.unknown = {**theirs_too.unknown, **ours.unknown}
     ours.decisions = {**ours.decisions, **theirs_too.decisions}
+
+
+def at_odds(capture: Capture, other: Capture) -> bool:
+    """Whether a run takes the positions of some tensor for something that excludes what others take them for.
+
+    Weights in another order, say, as a flag of a module's constructor has them: with it turned, these weights mean
+    nothing, so that what the code then does is no reason against a cut.
+    """
+    made: dict[Atom, Atom] = {}
+    pairs: list[tuple[Layout, Layout]] = []
+    for name, value in other.values.items():
+        if name in capture.values:
+            both = zip(capture.values[name].dims, value.dims, strict=True)
+            pairs += ((copied(ours, made), copied(theirs, made)) for ours, theirs in both)
+    if any(isinstance(atom.fixed, Contradiction) for atom in made.values()):
+        return False  # in each of them alone
+    for ours, theirs in pairs:
+        unify(ours, theirs)
+    return any(isinstance(atom.fixed, Contradiction) for ours, _ in pairs for atom in atoms(ours))

@@ -30,7 +30,7 @@ from secateur.tracing.examples import (
     with_numbers,
     with_rest,
 )
-from secateur.tracing.runs import join
+from secateur.tracing.runs import at_odds, join
 from secateur.tracing.settings import fewer_arguments, other_arguments, other_attributes, other_methods
 from secateur.tracing.unreached import alike_beside, idle_modules
 
@@ -114,7 +114,7 @@ class Variants:
         choice reaches is asked for by nobody else, and stays.
         """
         found = self._attempt([call])
-        if isinstance(found, Refused):
+        if isinstance(found, Refused) or (call.attributes and at_odds(self._capture, found)):
             return False
         new = [v for v in self._capture.values.values() if not v.used]
         join(self._capture, found)

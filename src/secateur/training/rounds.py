@@ -21,6 +21,7 @@ from secateur.training.outcome import Recovered, Trained
 
 _RATES = (3e-5, 1e-4, 3e-4, 1e-3, 3e-3, 1e-2)  # of Adam, which are tried from the third on
 _FIRST = 2
+_NEARLY = 1.1  # times the loss of the best trial
 _TRIAL = 1 / 25  # of the budget
 _LONGEST_TRIAL = 100  # steps
 _ROUND = 1000  # steps of the first round; each that follows is twice as long
@@ -69,7 +70,10 @@ class Search:
         return found
 
     def _rate(self) -> float:
-        """The rate that does best in a short trial, found by going up or down from the middle."""
+        """The largest rate that does nearly as well in a short trial as any, found by going up or down from the middle.
+
+        What a high rate spoils at first it makes up for in a longer round; what a low one leaves undone, it does not.
+        """
         origin, start, length = self._best, self._before, self._trial_length()
         found: dict[int, float] = {}
         trials: list[Trained] = []  # all on the same batches
@@ -84,11 +88,11 @@ class Search:
                     self._best, self._loss = self.lessons.values(), found[i]
             return found[i]
 
-        at = _FIRST
-        step = 1 if tried(at + 1) < tried(at) else -1
-        at = at + 1 if step == 1 else at
-        while 0 <= at + step < len(_RATES) and tried(at + step) < found[at]:
-            at += step
+        at, best = _FIRST, tried(_FIRST)
+        while at + 1 < len(_RATES) and tried(at + 1) < _NEARLY * best:
+            at, best = at + 1, min(best, found[at + 1])
+        while at <= _FIRST and at > 0 and _NEARLY * tried(at - 1) < found[at]:
+            at -= 1
         self._rounds = trials
         return _RATES[at]
 
