@@ -3,7 +3,9 @@
     python benchmarks/recovery.py --minutes 15                     ResNet-56 on CIFAR-10, no labels
     python benchmarks/recovery.py --minutes 120 --labels
     python benchmarks/recovery.py --processor 30                   as many steps as take that much processor time
-    python benchmarks/recovery.py --processor 30 --joint 120       blocks fitted as a whole before
+    python benchmarks/recovery.py --processor 30 --joint 200       blocks fitted as a whole before
+    python benchmarks/recovery.py --steps 800 --cut small.safetensors    a model that sec.compress made before, or
+                                                                   benchmarks/ablation.py --save
     python benchmarks/recovery.py --task ecg_lstm --steps 200      a task of benchmarks/accuracy, by steps
 
 Training data, batches and time are the same for both. The rate, the length and the state that is kept are chosen on
@@ -42,6 +44,7 @@ def main() -> None:
     parser.add_argument("--processor", type=float, help="minutes of processor time, on a machine that others use too")
     parser.add_argument("--labels", action="store_true")
     parser.add_argument("--joint", type=int, default=0, help="steps in which compress fits each block as a whole")
+    parser.add_argument("--cut", type=Path, help="a file of a model that was cut before, instead of cutting one")
     parser.add_argument("--rival", default=RIVAL, help="a method of benchmarks/accuracy/peers.py, or none")
     given = parser.parse_args()
     task = TASKS[given.task]
@@ -49,7 +52,7 @@ def main() -> None:
         method for method in peers.methods(("FPGM", "magnitude L2", "magnitude L1")) if method.name == given.rival
     ]
     print(f"{task.name}, dense: {task.show(task.score(task.load(), task.tests()))}", flush=True)
-    for method in (ours(given.joint), *rivals):
+    for method in (ours(given.joint) if given.cut is None else kept(given.cut), *rivals):
         model = task.load()
         torch.manual_seed(0)
         method.cut(task, model, task.goal, 0, {})
@@ -70,16 +73,26 @@ def main() -> None:
 
 
 def ours(joint: int) -> Method:
-    """`sec.compress`, with its blocks fitted as a whole on twice the data if they take some steps."""
+    """`sec.compress`, with its blocks fitted as a whole on four times the data if they take some steps."""
     if not joint:
         return OURS
 
     def cut(task: Task, model: nn.Module, factor: float, seed: int, _hint: dict[str, Any]) -> dict[str, Any]:
-        batches = [inputs for draw in (seed, seed + 1) for inputs, _ in task.calibration(draw)]
+        batches = [inputs for draw in range(4 * seed, 4 * seed + 4) for inputs, _ in task.calibration(draw)]
         sec.compress(model, task.example(), task.budget(factor), batches, joint=joint, timed=False)
         return {}
 
     return Method(f"sec.compress, joint={joint}", "secateur", cut)
+
+
+def kept(path: Path) -> Method:
+    """What a file holds."""
+
+    def cut(task: Task, model: nn.Module, factor: float, seed: int, _hint: dict[str, Any]) -> dict[str, Any]:
+        sec.load(path, model)
+        return {}
+
+    return Method(f"sec.compress, as in {path.name}", "secateur", cut)
 
 
 def steps_in(minutes: float, task: Task, model: nn.Module, labels: bool) -> int:

@@ -142,6 +142,9 @@ MUTATIONS = [
     Mutation("planning/loadable.py:_check_same", "return None", "tests/planning/test_plan_loadable.py"),
     Mutation("planning/loadable.py:Loadable.problem", "return None", "tests/planning/test_plan_loadable.py"),
     Mutation("tracing/constructor.py:_whole", "return None", "tests/planning/test_plan_loadable.py"),
+    # training
+    Mutation("training/rounds.py:Search._statistics", "return None", "tests/training/test_training_recover.py"),
+    Mutation("training/lessons.py:Lessons._set_modes", "self.model.train()", "tests/training/test_training_recover.py"),
 ]
 
 

@@ -107,6 +107,34 @@ def test_never_worse_where_nothing_can_be_learnt():
     assert same(before, state(model))
 
 
+def test_statistics_of_batch_norms_stay_while_the_model_learns():
+    """In training mode they would become those of the last batches: noise, and not what is judged."""
+    _, teacher = cut_pair()
+    model = copy.deepcopy(teacher)
+    with torch.no_grad():
+        model[7].weight *= 1.5
+    before = state(model)
+    found = sec.recover(model, teacher, images(), minutes=5, steps=60)
+    assert found.after < 0.5 * found.before
+    assert not torch.equal(model[7].weight, before["7.weight"])
+    for name in ("running_mean", "running_var", "num_batches_tracked"):
+        assert torch.equal(getattr(model[1], name), before[f"1.{name}"])
+
+
+def test_stale_statistics_are_taken_anew_at_first():
+    teacher = small_net().train()
+    with torch.no_grad():
+        for batch in 5 * images(seed=3):
+            teacher(batch)
+    model = copy.deepcopy(teacher.eval())
+    model[1].running_mean += 3.0
+    found = sec.recover(model, teacher, images(), minutes=5, steps=10)
+    first = found.rounds[0]
+    assert (first.steps, first.better) == (0, True)
+    assert first.after < 0.1 * found.before
+    assert int(model[1].num_batches_tracked) == 11  # of 12 batches one is held back
+
+
 class Remembering(nn.Linear):
     """Keeps what it computed in eval mode until it trains again, as LeViT keeps its attention biases."""
 

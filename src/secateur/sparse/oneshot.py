@@ -9,14 +9,13 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 from secateur.arguments import FLAG, NAMES, an_instance, check, listed, optional, shown
 from secateur.calibrate import calibrating, call
 from secateur.calibrate.blame import blamed_on_batch
 from secateur.calibrate.data import taken
-from secateur.compat import BatchNorm
+from secateur.calibrate.statistics import has_statistics, statistics_anew
 from secateur.distributed import meet, together
 from secateur.errors import CalibrationError, PlanError
 from secateur.importance import Magnitude, Wanda
@@ -137,8 +136,11 @@ class OneShot:
         solve, ours = _method(self.method), isinstance(self.method, _OURS)
         solver = Solver(dense, sparse, solve, patterns, survey.streams if self.streams else {}, ours)
         _solve_all(solver, survey, batches)
-        if self.statistics:
-            _take_statistics(sparse, batches)
+        if self.statistics and has_statistics(sparse):
+            with statistics_anew(sparse):
+                for number, batch in enumerate(batches):
+                    with blamed_on_batch(number, "sparsify"):
+                        call(sparse, batch)
         layers, alone = solver.layers(), solver.left_alone(survey)
         agreement = _agreement(dense, sparse, held_back)
         took = time.perf_counter() - self.begun
@@ -224,30 +226,6 @@ def _mask(model: nn.Module, names: Sequence[str]) -> None:
 
 
 # what follows a solution ------------------------------------------------------------------------------------------
-
-
-@torch.no_grad()
-def _take_statistics(model: nn.Module, batches: Sequence[Any]) -> None:
-    """Give batch norms the mean and variance that the batches have now."""
-    norms = [m for m in model.modules() if isinstance(m, BatchNorm) and m.track_running_stats]
-    if not norms:
-        return
-    modes = {module: module.training for module in model.modules()}
-    momenta = {norm: norm.momentum for norm in norms}
-    try:
-        model.eval()
-        for norm in norms:
-            norm.reset_running_stats()
-            norm.momentum = None  # the mean over all batches
-            norm.training = True
-        for number, batch in enumerate(batches):
-            with blamed_on_batch(number, "sparsify"):
-                call(model, batch)
-    finally:
-        for module, mode in modes.items():
-            module.training = mode
-        for norm, momentum in momenta.items():
-            norm.momentum = momentum
 
 
 def _agreement(dense: nn.Module, sparse: nn.Module, batches: Sequence[Any]) -> Agreement | None:

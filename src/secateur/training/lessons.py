@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
@@ -12,6 +12,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from secateur.calibrate.blame import batch_name, because, because_of_batch
+from secateur.calibrate.statistics import has_statistics, statistics_anew
+from secateur.compat import BatchNorm
 from secateur.compensate.alike import missed
 from secateur.errors import TrainingError
 from secateur.planning.plans import Plan
@@ -22,6 +24,7 @@ from secateur.training.holdout import Numbered
 
 _CACHED = 2**26  # numbers that the teacher said about batches that are held back, at most, to be kept
 _DROPOUT = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout, nn.FeatureAlphaDropout)
+_AS_IN_USE = (*_DROPOUT, BatchNorm)
 
 NamedTensors = dict[str, Tensor]
 
@@ -122,6 +125,15 @@ class Lessons:
         self._set_modes()
         return total / len(self._held)
 
+    def take_statistics(self, batches: Iterable[Numbered]) -> bool:
+        """Give batch norms the mean and variance that batches have in this model; False if it has no such layer."""
+        if not has_statistics(self.model):
+            return False
+        with statistics_anew(self.model):
+            for batch in batches:
+                self._call(self.model, batch)
+        return True
+
     def values(self) -> NamedTensors:
         """What every tensor of the model holds now."""
         return {name: tensor.detach().clone() for name, tensor in named_tensors(self.model)}
@@ -139,10 +151,10 @@ class Lessons:
             module.training = mode
 
     def _set_modes(self) -> None:
-        """To learn, and without dropout: what is to be learnt is not noisy."""
+        """To learn, without dropout and with the statistics that batch norms have: what learns is what is judged."""
         self.teacher.eval()
         for module in self.model.train().modules():
-            if isinstance(module, _DROPOUT) or hasattr(module, "drop_prob"):  # of whole paths
+            if isinstance(module, _AS_IN_USE) or hasattr(module, "drop_prob"):  # of whole paths
                 module.eval()
 
     def _run(self, model: nn.Module, batch: Numbered) -> Said:

@@ -73,7 +73,8 @@ def recover(
     A tenth of the data is held back. On it a few short trials choose the learning rate, and rounds follow, each twice
     as long as the one before and each with a rate that falls to zero, until one brings nothing, or the time (`minutes`)
     or the number of `steps` is used up. `before` and `after` of the report are measured on what was held back, and the
-    model is left at the best that was found. Dropout layers are off meanwhile, batch norms learn.
+    model is left at the best that was found. Dropout layers are off meanwhile. Batch norms take their statistics
+    anew at first, where that is better (a round of no steps in the report), and learn their scales and shifts.
 
     With `checkpoint`, a file, each round is kept there; the same call in a new process goes on from it. If anything
     goes wrong, an interrupt too, the model is as it was.

@@ -24,6 +24,7 @@ _FIRST = 2
 _NEARLY = 1.1  # times the loss of the best trial
 _TRIAL = 1 / 25  # of the budget
 _LONGEST_TRIAL = 100  # steps
+_STATISTICS = 20  # batches, for those of batch norms
 _ROUND = 1000  # steps of the first round; each that follows is twice as long
 _WARM = 0.1  # the part of a round in which the rate rises
 _WORTH = 0.995  # a round that leaves more than this of the loss brought nothing
@@ -56,6 +57,7 @@ class Search:
         return Recovered(tuple(self._rounds), tuple(self.lessons.same.layers), before)
 
     def _begun(self) -> RecoveryState:
+        self._statistics()
         rate = self._rate()
         return RecoveryState(self._rounds, rate, _ROUND, 0, self.budget.taken, self._best)
 
@@ -69,12 +71,23 @@ class Search:
             self.budget.spend(found.taken, sum(one.seconds for one in found.rounds))
         return found
 
+    def _statistics(self) -> None:
+        """Take those of batch norms anew, where that is better: they stay as they are in training."""
+        start = time.perf_counter()
+        if not self.lessons.take_statistics(islice(self.data.once(self.seed), _STATISTICS)):
+            return
+        one = Trained(0.0, 0, self._loss, self.lessons.judged(), time.perf_counter() - start)
+        if one.better:
+            self._rounds, self._best, self._loss = [one], self.lessons.values(), one.after
+        else:
+            self.lessons.put(self._best)
+
     def _rate(self) -> float:
         """The largest rate that does nearly as well in a short trial as any, found by going up or down from the middle.
 
         What a high rate spoils at first it makes up for in a longer round; what a low one leaves undone, it does not.
         """
-        origin, start, length = self._best, self._before, self._trial_length()
+        origin, start, length = self._best, self._loss, self._trial_length()
         found: dict[int, float] = {}
         trials: list[Trained] = []  # all on the same batches
 
@@ -93,7 +106,7 @@ class Search:
             at, best = at + 1, min(best, found[at + 1])
         while at <= _FIRST and at > 0 and _NEARLY * tried(at - 1) < found[at]:
             at -= 1
-        self._rounds = trials
+        self._rounds += trials
         return _RATES[at]
 
     def _trial_length(self) -> int:
