@@ -59,7 +59,7 @@ def test_nested_tensors_are_named_with_their_line(layout):
 
     model = Net(run, a=Linear(6, 8), b=Linear(8, 3))
     assert model(X).shape == (2, 1, 3)
-    line = run.__code__.co_firstlineno + (2 if layout is torch.jagged else 1)  # the first that cannot be followed
+    line = run.__code__.co_firstlineno + 1  # where they are made
     assert f"uses nested tensors at test_trace_bad_input.py:{line}" in raised(model, X)
 
 

@@ -116,11 +116,10 @@ def constant(layout: Layout) -> bool:
     return layout.fixed is not None if isinstance(layout, Atom) else not layout.parts
 
 
-def why_fixed(layout: Layout) -> str:
-    """The first reason found in a layout for not cutting it, one that is worth telling before others."""
-    found = [atom.fixed for atom in atoms(layout) if atom.fixed]
-    told = next((reason for reason in found if not isinstance(reason, Inherent)), None)
-    return told or str(next(iter(found), "a single position"))
+def why_fixed(*layouts: Layout) -> str:
+    """Of the reasons in some layouts for not cutting them, the one that is worth telling most."""
+    found = [atom for layout in layouts for atom in atoms(layout) if atom.fixed]
+    return str(min(found, key=_worth_telling).fixed) if found else "a single position"
 
 
 def inherent(layout: Layout) -> bool:

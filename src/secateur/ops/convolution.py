@@ -58,11 +58,18 @@ def convolution(
         unify(channels, bias.dims[0])
     for dim in weight.dims[2:]:
         fix(dim, _KERNEL)
-    for dim in x.dims[2:]:
-        call.fix(dim, "spatial")
-    spatial = [call.fixed(n, "spatial") for n in call.shape[2:]]
+    still = Geometry.of(len(weight.dims) - 2, stride, padding, dilation, transposed, output_padding).still
+    spatial, zero = [], []
+    for i, n in enumerate(call.shape[2:]):
+        if weight.shape[2 + i] == 1 and still(i):  # each place is a product of its own
+            spatial.append(x.dims[2 + i])
+            zero.append(x.is_zero(2 + i) and bias is None)
+        else:
+            call.fix(x.dims[2 + i], "spatial")
+            spatial.append(call.fixed(n, "spatial"))
+            zero.append(True)
     clean = all(mixed.zero[1:]) and (bias is None or bias.is_zero(0))
-    return Value([x.dims[0], channels, *spatial], [False, clean] + [True] * len(spatial))
+    return Value([x.dims[0], channels, *spatial], [False, clean, *zero])
 
 
 def _channels(x: Value, weight: Value, transposed: bool, groups: int) -> tuple[Value, Value]:
@@ -137,6 +144,10 @@ class Geometry:
         """As an op is given it: a single number may stand for all."""
         full = [list(v) * (rank if len(v) == 1 else 1) for v in (stride, padding, dilation, output_padding or [0])]
         return Geometry(full[0], full[1], full[2], transposed, full[3])
+
+    def still(self, i: int) -> bool:
+        """Whether a kernel of size 1 leaves every place of a dimension where it is."""
+        return self.stride[i] == 1 and self.padding[i] == 0 and self.output_padding[i] == 0
 
     def spots(self, space: Sequence[int], kernel: Sequence[int]) -> list[int]:
         """The spatial size of the output."""

@@ -179,7 +179,6 @@ def statistic(call: Call, x: Value, dim: Any = None, keepdim: bool = False, **_:
 
 
 mean = op(aten.mean.dim, aten.mean.default, called=("mean",))(statistic)
-spread = op(aten.var.correction, aten.std.correction, called=("var", "std"))(statistic)
 truth = op(
     *named("all.default any.default _is_all_true.default _is_any_true.default"),
     *named("all.dim any.dim"),
@@ -245,6 +244,21 @@ def _(op: Any, x: Tensor) -> Tensor:
     return op(x[~gone(x)])
 
 
+def _enough(call: Call, x: Value, over: list[int], correction: Any) -> None:
+    """A variance takes more positions than it is corrected by."""
+    least = 1 if correction is None else int(correction)
+    for i in over:
+        if math.prod(x.shape[j] for j in over if j != i) <= least < x.shape[i]:
+            call.sizes.compare(x.dims[i], ">", least)
+
+
+@op(aten.var.correction, aten.std.correction, called=("var", "std"))
+def spread(call: Call, x: Value, dim: Any = None, *, correction: Any = None, keepdim: bool = False) -> Value:
+    """Variance (or deviation) over some dimensions."""
+    _enough(call, x, _dims(x, dim), correction)
+    return statistic(call, x, dim, keepdim)
+
+
 @spread.absent
 def _(op: Any, x: Tensor, dim: Any = None, *, correction: Any = None, keepdim: bool = False) -> Tensor:
     found = variance_of_present(x, _dims(x, dim), correction, keepdim)
@@ -252,8 +266,11 @@ def _(op: Any, x: Tensor, dim: Any = None, *, correction: Any = None, keepdim: b
 
 
 @op(aten.var_mean.correction, aten.std_mean.correction, called="var_mean std_mean")
-def spread_and_mean(call: Call, x: Value, dim: Any = None, *, keepdim: bool = False, **_: Any) -> tuple[Value, Value]:
+def spread_and_mean(
+    call: Call, x: Value, dim: Any = None, *, correction: Any = None, keepdim: bool = False
+) -> tuple[Value, Value]:
     """Variance (or deviation) and mean over some dimensions."""
+    _enough(call, x, _dims(x, dim), correction)
     first = _reduced(call, x, _dims(x, dim), keepdim, needs_zero=False)
     return first, Value(first.dims, first.zero)
 

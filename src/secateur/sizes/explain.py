@@ -53,6 +53,7 @@ class SizeComparison:
     right: Expr
     outcome: bool
     where: str
+    why: str = ""  # as of an equation
 
 
 @dataclass(frozen=True)
@@ -84,7 +85,9 @@ class Ear:
         """Two sizes were compared."""
         if self.explainer is not None:
             where = self.explainer.where()
-            self.explainer.comparisons.append(SizeComparison(symbol, left, right, outcome, where))
+            literal = next((side.value for side in (left, right) if isinstance(side, Lit)), None)
+            why = self.explainer.unknown(literal, where) if type(literal) is int else ""
+            self.explainer.comparisons.append(SizeComparison(symbol, left, right, outcome, where, why))
 
     def number(self, value: float, expr: Expr) -> float:
         """A float was made of sizes."""
@@ -101,6 +104,7 @@ class Explainer:
     comparisons: list[SizeComparison] = field(default_factory=list)
     value_uses: list[ValueUse] = field(default_factory=list)
     leaks: list[Expr] = field(default_factory=list)  # sizes that became something that has no memory
+    unexplained: bool = False  # whether a number was met that has no origin and may be made of sizes
     judges: bool = True  # whether what happens now counts for what is exact
     reals: bool = False  # whether floats made of sizes remember, too
     _ear: Ear | None = None
@@ -169,11 +173,19 @@ class Explainer:
             return
         if isinstance(expr, Dim) and resolve(expr.layout) is layout:
             return
-        where, why = self.where(), ""
-        if isinstance(expr, Lit) and not _is_written(plain(size if given is None else given)):
-            why = f"where the {expr.value} at {where} comes from is not known: it went through a float, NumPy, a "
-            why += "tensor or a variable outside of the model; hold it in an attribute to make it cuttable"
+        where = self.where()
+        why = self.unknown(plain(size), where, given) if isinstance(expr, Lit) else ""
         self.equations.append(SizeEquation(expr, layout, where, why))
+
+    def unknown(self, number: int, where: str, given: int | None = None) -> str:
+        """What there is to say of a number that has no origin; nothing, if it (or what is `given`) is a literal."""
+        if _is_written(plain(number if given is None else given)):
+            return ""
+        self.unexplained = True
+        return (
+            f"where the {number} at {where} comes from is not known: it went through a float, NumPy, a tensor or a "
+            "variable outside of the model; hold it in an attribute to make it cuttable"
+        )
 
     def expect_all(self, given: Sequence[Any], layouts: Sequence[Layout]) -> None:
         """Size arguments, each of one layout."""

@@ -19,6 +19,7 @@ from secateur.errors import TraceError
 from secateur.sizes.size import expr_atoms, places
 from secateur.state.leftovers import let_go
 from secateur.tracing.capture import Capture, ModelCall, Swaps, captured
+from secateur.tracing.environment import line_of
 from secateur.tracing.examples import Examples, examples_of
 from secateur.tracing.graph import Axis, Blocked, Graph, Site, build
 from secateur.tracing.makers import check_make
@@ -94,7 +95,7 @@ def _rehearse(graph: Graph, capture: Capture, unseen: list[Unseen]) -> bool:
     axes = [axis.atom for axis in graph.axes]
     following = {place for place, expr in graph.equations.definitions.items() if expr_atoms(expr)}
     leaked = any(expr_atoms(e) or not following.isdisjoint(places(e)) for e in capture.tracer.sizes.leaks)
-    if not axes or not (capture.numbers.unaccounted or leaked):
+    if not axes or not (capture.numbers.unaccounted or capture.tracer.sizes.unexplained or leaked):
         return False
     try:
         found = rehearsed(
@@ -189,14 +190,14 @@ def _attempt(
         return captured(model, calls, made, fake=fake, swapped=swapped, contrary=contrary, begun=begun, flowing=flowing)
     except Exception as error:
         traceback.clear_frames(error.__traceback__)
-        return Refused(len(begun[-1].outputs) if begun else 0, _problem(error), _where(error))
+        return Refused(len(begun[-1].outputs) if begun else 0, _problem(error), line_of(error))
     finally:
         let_go(made)
 
 
 def _story(model: nn.Module, error: Exception) -> str:
     """Where the user's own code failed, and with what."""
-    where = _where(error)
+    where = line_of(error)
     if any(_NESTED in frame.filename for frame in traceback.extract_tb(error.__traceback__)):
         return (
             f"{type(model).__name__} uses nested tensors{where and f' at {where}'}, whose dimensions have no one size "
@@ -212,11 +213,3 @@ def _story(model: nn.Module, error: Exception) -> str:
 def _problem(error: Exception) -> str:
     first = str(error).strip().splitlines() or [""]
     return f"{type(error).__name__}: {first[0]}"
-
-
-def _where(error: Exception) -> str:
-    """The line of the user's own code that failed."""
-    frames = traceback.extract_tb(error.__traceback__)
-    not_theirs = str(Path(__file__).parents[1]), str(Path(torch.__file__).parent)
-    theirs = [f for f in frames if not f.filename.startswith(not_theirs)]
-    return f"{Path(theirs[-1].filename).name}:{theirs[-1].lineno}" if theirs else ""

@@ -39,6 +39,7 @@ from secateur.tracing.environment import gradients, laid_open
 from secateur.tracing.examples import arguments, device_of, handed_out, mapped, tensors_in
 from secateur.tracing.recorders import FunctionRecorder, OpRecorder
 from secateur.tracing.rehearsal import Numbers
+from secateur.tracing.standins import watching
 from secateur.tracing.tracer import Tracer
 from secateur.tracing.widths import told_widths
 
@@ -71,6 +72,8 @@ class ModelCall:
     again: bool = False  # only to see what the model makes of what earlier calls left in it
     asked: bool = True  # what comes out is what the example asks for, so its sizes stay
     attributes: tuple[tuple[Place, Any], ...] = ()  # those that are otherwise, and what they hold then
+    added: str = ""  # an argument that the user's example leaves out
+    watched: tuple[str, ...] = ()  # variables of forward that are looked at when it returns
     beside: tuple[str, tuple[str, ...]] | None = None  # a method that is called too, with what its modules are given
 
 
@@ -90,6 +93,7 @@ class Capture:
     turned: set[str] = field(default_factory=set)  # lines where data was made to decide the other way
     outputs: list[list[tuple[int, ...]]] = field(default_factory=list)  # shapes of what each call put out
     unasked: list[Layout] = field(default_factory=list)  # dimensions of what the example does not ask for
+    watched: dict[str, Any] = field(default_factory=dict)  # what was looked at, with zeros for its tensors
 
 
 def captured(
@@ -180,15 +184,16 @@ class _Recorded:
                 write(model, place, value)
             if call.beside is not None:
                 self._call_beside(model, *call.beside)
-            args, kwargs = arguments(self._input(call.example))
+            args, kwargs = arguments(self._input(call.example, call.added))
             self.tracer.sizes.judges = not call.training  # a cut is exact if what it puts out is, in eval mode
             functions = FunctionRecorder(self.tracer, self._ops, self._contrary)
             self._numbers = Numbers(model, sizes=self.tracer.sizes) if self.tracer.timed else None
             with self.mode or nullcontext(), self._ops, functions:
                 if not number:
                     self.tracer.said.update(_said_of_weights(names))
-                with self._numbers or nullcontext():
+                with self._numbers or nullcontext(), watching(model, call.watched) as seen:
                     output = model(*args, **kwargs)
+            self._capture.watched = {name: _zeros(value) for name, value in seen.items() if not _of_weights(value)}
             self._capture.numbers = self._capture.numbers or self._numbers
             self._capture.turned |= set(self._contrary) - functions.contrary
             self._outputs(model, output, call.asked)
@@ -279,12 +284,16 @@ class _Recorded:
             self.mode, torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="meta"), device
         )
 
-    def _input(self, example: Any) -> Any:
+    def _input(self, example: Any, added: str) -> Any:
         numbers = count()
+        new = Boundary(f"a dimension of the model's input, if it is given {added}")
+        others = {id(t) for t in tensors_in({k: v for k, v in example.items() if k != added})} if added else set()
 
         def stand_in(tensor: Tensor) -> Tensor:
             fake, number = self._fake(tensor), next(numbers)
-            bind(fake, Value([Atom(n, InputDim.of(number, dim)) for dim, n in enumerate(tensor.shape)]))
+            given = not added or id(tensor) in others
+            reasons = (InputDim.of(number, dim) if given else new for dim in range(tensor.ndim))
+            bind(fake, Value([Atom(n, reason) for n, reason in zip(tensor.shape, reasons, strict=True)]))
             return fake
 
         return mapped(example, stand_in)
@@ -304,6 +313,16 @@ class _Recorded:
                 self._capture.unasked += () if asked else value.dims
                 for dim in value.dims if asked else ():
                     fix(dim, OUTPUT)
+
+
+def _zeros(item: Any) -> Any:
+    return mapped(item, lambda tensor: torch.zeros(tuple(tensor.shape), dtype=tensor.dtype))
+
+
+def _of_weights(item: Any) -> bool:
+    """Whether tensors are made of the model's own, and of nothing else."""
+    values = [value for value in map(known, tensors_in(item)) if value is not None]
+    return bool(values) and all(value.storage.made_of for value in values)
 
 
 def _said_of_weights(names: Mapping[nn.Module, str]) -> Iterator[tuple[Place, Expr]]:

@@ -5,8 +5,10 @@ import inspect
 import logging
 import math
 import sys
+import traceback
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager
+from pathlib import Path
 from types import FunctionType
 from typing import Any
 from unittest.mock import patch
@@ -104,3 +106,11 @@ def _told(function: Callable[..., Any], sizes: Explainer | None) -> Callable[...
         return result
 
     return told
+
+
+def line_of(error: Exception) -> str:
+    """The line of the user's own code that failed."""
+    frames = traceback.extract_tb(error.__traceback__)
+    not_theirs = str(Path(__file__).parents[1]), str(Path(torch.__file__).parent)
+    theirs = [f for f in frames if not f.filename.startswith(not_theirs)]
+    return f"{Path(theirs[-1].filename).name}:{theirs[-1].lineno}" if theirs else ""

@@ -90,7 +90,7 @@ class Equations:
         lone = _lone(sizes) - names().keys()
         met = [e for e in sizes.equations if not _follows(e, lone)]
         wanted = [Constraint("==", e.expr, Dim(e.layout), True, e.where, e.why) for e in met]
-        seen = [Constraint(c.symbol, c.left, c.right, c.outcome, c.where) for c in sizes.comparisons]
+        seen = [Constraint(c.symbol, c.left, c.right, c.outcome, c.where, c.why) for c in sizes.comparisons]
         exprs = [e for c in (*wanted, *seen) for e in (c.left, c.right)] + [use.expr for use in sizes.value_uses]
         asked = dict.fromkeys(place for expr in exprs for place in places(expr))  # in an order that every process has
         said = {place: expr for place, expr in tracer.said.items() if place in asked}

@@ -2,7 +2,7 @@
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache, partial
 from typing import Any
@@ -12,7 +12,7 @@ from torch import nn
 
 from secateur.arguments import an_instance
 from secateur.axes import Atom, Layout, Polynomial, atoms, fix, free_atoms, inherent, owned, resolve, why_fixed
-from secateur.sizes.size import places
+from secateur.sizes.size import Dim, places
 from secateur.state.held import Place, read
 from secateur.tracing.capture import Capture
 from secateur.tracing.equations import Constraint, Equations
@@ -203,6 +203,7 @@ def build(model: nn.Module, examples: Sequence[Any], capture: Capture, unseen: S
     equations = Equations.of(capture.tracer, lambda place: int(read(model, place)), first_sites)
     hint_attention(equations.definitions, capture.tracer.uses)
     layouts = {name: tuple(resolve(dim) for dim in value.dims) for name, value in capture.values.items()}
+    held = {atom for expr in equations.definitions.values() if isinstance(expr, Dim) for atom in atoms(expr.layout)}
     sites: dict[Atom, list[Site]] = {}
     blocked = []
     for name, dims in layouts.items():
@@ -216,7 +217,7 @@ def build(model: nn.Module, examples: Sequence[Any], capture: Capture, unseen: S
                 continue
             if not free and layout.size > 1:
                 blocked.append(Blocked(name, i, why_fixed(layout)))
-            elif why := _stuck(layout):
+            elif why := _stuck(layout, held):
                 blocked.append(Blocked(name, i, why))
     names = name_axes({atom: tuple((s.tensor, s.dim) for s in found) for atom, found in sites.items()}, layouts)
     axes = tuple(
@@ -255,8 +256,11 @@ def _first_sites(tensors: Mapping[str, tuple[Layout, ...]]) -> dict[Atom, str]:
     return found
 
 
-def _stuck(layout: Layout) -> str:
-    """How many positions of a layout that can be cut no axis can take away, and why those; empty if there are none."""
+def _stuck(layout: Layout, held: Collection[Atom]) -> str:
+    """What of a layout that can be cut no axis can take away, and why: some positions, or a factor that is `held`.
+
+    Empty if there is nothing. A factor that no attribute holds, as the places of a flattened image, is nobody's to cut.
+    """
     if isinstance(layout, Atom) or not any(atom.fixed for atom in atoms(layout)):
         return ""
     found = owned(layout)
@@ -264,5 +268,8 @@ def _stuck(layout: Layout) -> str:
     for atom, where, _ in found:
         if atom.fixed is None:
             stuck[where] = False
-    reasons = (why_fixed(atom) for atom, where, _ in found if atom.fixed is not None and stuck[where].any())
-    return f"{stuck.sum()} of its {layout.size} positions: {next(reasons, '')}" if stuck.any() else ""
+    if stuck.any():
+        reasons = (why_fixed(atom) for atom, where, _ in found if atom.fixed is not None and stuck[where].any())
+        return f"{stuck.sum()} of its {layout.size} positions: {next(reasons, '')}"
+    factors = (atom for atom, _, _ in found if atom.fixed is not None and atom in held)
+    return next((f"a factor of {atom.size} in its {layout.size}: {atom.fixed}" for atom in factors), "")

@@ -37,7 +37,7 @@ from secateur.state.chances import same_chances
 from secateur.state.held import Place
 from secateur.state.leftovers import let_go
 from secateur.state.twin import run_apart
-from secateur.tracing.environment import gradients, laid_open
+from secateur.tracing.environment import gradients, laid_open, line_of
 from secateur.tracing.equations import Equations
 from secateur.tracing.examples import arguments, device_of, mapped, tensors_in
 from secateur.tracing.widths import told_widths
@@ -242,7 +242,8 @@ class _Trial:
         except Exception as error:  # of the user's code, with sizes it does not know
             if numbers.path is None:
                 first = (str(error).strip().splitlines() or [""])[0]
-                return Turn(f"with fewer of them the model fails: {type(error).__name__}: {first}", "", fatal=True)
+                where = line_of(error)
+                return Turn(f"with fewer of them the model fails: {type(error).__name__}: {first}", where, fatal=True)
         return numbers.turn()
 
     def _run(self, model: nn.Module, numbers: Numbers) -> None:
@@ -330,14 +331,16 @@ def _which(atoms: tuple[Atom, ...], turn: Callable[[tuple[Atom, ...]], Turn | No
 
 
 def _admissible(cut: Sequence[Atom], equations: Equations) -> dict[Atom, int]:
-    """Half of each axis, but for those that then break what the model's own arithmetic demands."""
+    """Half of each axis, but for as few as will do of those that then break what the model's own arithmetic demands."""
     counts = {atom: max(1, atom.size // 2) for atom in cut}
-    while True:
-        broken = [c for c in equations.constraints if not equations.holds(c, counts)]
-        spared = {atom for c in broken for atom in equations.atoms_of(c.left, c.right)} & counts.keys()
-        if not spared:
-            return counts
-        counts = {atom: n for atom, n in counts.items() if atom not in spared}
+    while broken := [c for c in equations.constraints if not equations.holds(c, counts)]:
+        involved = [atom for c in broken for atom in equations.atoms_of(c.left, c.right) if atom in counts]
+        if not involved:
+            break
+        fewer = ({a: n for a, n in counts.items() if a is not spared} for spared in dict.fromkeys(involved))
+        mended = [one for one in fewer if equations.holds(broken[0], one)]  # one that stays whole is often enough
+        counts = mended[0] if mended else {a: n for a, n in counts.items() if a not in involved}
+    return counts
 
 
 __all__ = ["NumberCall", "Numbers", "Turn", "is_number_argument", "rehearsed"]

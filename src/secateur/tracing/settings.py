@@ -23,7 +23,8 @@ from pathlib import Path
 from types import CodeType, FunctionType
 from typing import Any
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 
 from secateur.state.held import Key, Place, read
 from secateur.tracing.examples import arguments, by_name
@@ -88,21 +89,47 @@ def fewer_arguments(model: nn.Module, example: Any) -> Iterator[Any]:
         yield {name: value for name, value in given.items() if name not in left_out}
 
 
-def other_arguments(model: nn.Module, example: Any) -> Iterator[Any]:
-    """An example with other values of the arguments by which forward chooses what to do."""
+def left_out(model: nn.Module, example: Any) -> list[str]:
+    """The arguments of forward that are None unless they are given, and were not."""
+    signature, given = _given(model, example)
+    return [n for n, p in signature.parameters.items() if p.default is None and given.get(n) is None]
+
+
+def more_arguments(
+    model: nn.Module, example: Any, made: Mapping[str, Any], idle: Iterable[Tensor]
+) -> Iterator[tuple[str, list[dict[str, Any]]]]:
+    """An example with each argument that was left out: what it may be, likeliest first.
+
+    That is what the code has `made` in its place, or what has the shape of an input, is a number for each sample, or
+    is as wide as a matrix that is `idle` without it. What those of libraries are has been settled by others.
+    """
+    _, given = _given(model, example)
+    tensors = [value for value in given.values() if isinstance(value, Tensor) and value.ndim]
+    if not tensors or not is_users(type(model)):
+        return
+    first = tensors[0]
+    wide = [weight.new_zeros(len(first), weight.shape[1]) for weight in idle if weight.ndim == 2]
+    alike = {(tuple(t.shape), t.dtype): t for t in (*tensors, first.new_zeros(len(first), dtype=torch.long), *wide)}
+    for name in left_out(model, example)[:_MOST]:
+        tries = [made[name], *alike.values()] if name in made else alike.values()
+        yield name, [{**given, name: value} for value in islice(tries, _MOST)]
+
+
+def other_arguments(model: nn.Module, example: Any) -> Iterator[tuple[str, dict[str, Any]]]:
+    """An example with other values of the arguments by which forward chooses what to do, and which one that is."""
     return islice(_other_arguments(model, example), _MOST)
 
 
-def _other_arguments(model: nn.Module, example: Any) -> Iterator[Any]:
+def _other_arguments(model: nn.Module, example: Any) -> Iterator[tuple[str, dict[str, Any]]]:
     signature, given = _given(model, example)
     tree = parsed(inspect.unwrap(type(model).forward)) if given else None
     for name, p in signature.parameters.items() if given else ():
         now = given.get(name, p.default)
         if type(p.default) is bool and type(now) is bool:
-            yield {**given, name: not now}
+            yield name, {**given, name: not now}
         elif type(p.default) is str and tree is not None:
             asked = dict.fromkeys(_compared(node, name) for node in ast.walk(tree))
-            yield from ({**given, name: value} for value in asked if value is not None and value != now)
+            yield from ((name, {**given, name: value}) for value in asked if value is not None and value != now)
 
 
 def _given(model: nn.Module, example: Any) -> tuple[inspect.Signature, dict[str, Any]]:
@@ -327,4 +354,5 @@ def _far(bound: ast.expr | None) -> bool:
     return text not in ("0", "1", "-1")
 
 
-__all__ = ["OtherMethod", "Setting", "fewer_arguments", "other_arguments", "other_attributes", "other_methods"]
+__all__ = ["OtherMethod", "Setting", "fewer_arguments", "left_out", "more_arguments", "other_arguments"]
+__all__ += ["other_attributes", "other_methods"]

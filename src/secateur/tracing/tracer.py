@@ -198,10 +198,12 @@ def tensors_among(items: Any) -> list[Tensor]:
 
 def _handed_on(at: int, size: int, values: Sequence[Value], call: Call) -> Atom:
     """A dimension of what is computed from constants alone; its reason is that of the likeliest of them."""
-    every = [(i == at, dim) for value in values for i, dim in enumerate(value.dims)]
-    same = [(here, dim) for here, dim in every if dim.size == size]
-    likeliest = next((dim for here, dim in same if here), same[0][1] if same else every[0][1] if every else None)
-    return call.fixed(size) if likeliest is None else Atom(size, why_fixed(likeliest))
+    every = [(i, dim) for value in values for i, dim in enumerate(value.dims)]
+    same = [(i, dim) for i, dim in every if dim.size == size]
+    likely = [one for one in same if one[0] == at] or same
+    if not likely:  # a size of its own: a view of one that divides it, or of any
+        likely = [(i, dim) for i, dim in every if dim.size > 1 and size % dim.size == 0] or every
+    return Atom(size, why_fixed(*(dim for _, dim in likely))) if likely else call.fixed(size)
 
 
 @cache

@@ -17,7 +17,7 @@ from typing import Any
 
 from torch import nn
 
-from secateur.axes import atoms, fix
+from secateur.axes import Boundary, atoms, fix
 from secateur.state.held import Place
 from secateur.tracing.capture import OUTPUT, Capture, InputDim, ModelCall, Swaps
 from secateur.tracing.examples import (
@@ -31,7 +31,15 @@ from secateur.tracing.examples import (
     with_rest,
 )
 from secateur.tracing.runs import at_odds, join
-from secateur.tracing.settings import fewer_arguments, other_arguments, other_attributes, other_methods
+from secateur.tracing.settings import (
+    fewer_arguments,
+    left_out,
+    more_arguments,
+    other_arguments,
+    other_attributes,
+    other_methods,
+)
+from secateur.tracing.standins import stand_ins
 from secateur.tracing.unreached import alike_beside, idle_modules
 
 _MOST_SWAPS = 4  # runs in which modules that were not reached change places with others
@@ -90,11 +98,12 @@ class Variants:
             self._capture.placed |= {name for name, _ in swapped}
 
     def _settings(self, example: Any) -> None:
-        """Arguments left out or otherwise, attributes that code asks, and methods beside forward."""
+        """Arguments left out, added or otherwise, attributes that code asks, and methods beside forward."""
         for fewer in fewer_arguments(self._model, example):
             self._joined([ModelCall(fewer)])
-        for other in other_arguments(self._model, example):
-            if self._chosen(ModelCall(other, asked=False)):
+        self._more(example)
+        for name, other in other_arguments(self._model, example):
+            if self._chosen(ModelCall(other, asked=False), f"{name}={other[name]!r}"):
                 self.shown.append(other)
         values = self._capture.values
         idle = [n for n, v in values.items() if v.dims and not v.used and n not in self._capture.places]
@@ -107,11 +116,22 @@ class Variants:
             if number >= _MOST_METHODS or not method.owners or not self._chosen(call):
                 self.unseen.append(Unseen(f"what {method.name} does, which forward does not call", method.where))
 
-    def _chosen(self, call: ModelCall) -> bool:
-        """Join a call by another choice; whether it ran.
+    def _more(self, example: Any) -> None:
+        """Arguments that may be left out, and were."""
+        variables = stand_ins(self._model, left_out(self._model, example))
+        found = self._attempt([ModelCall(example, watched=(*variables.values(),))]) if variables else None
+        watched = found.watched if isinstance(found, Capture) else {}
+        made = {name: watched[v] for name, v in variables.items() if any(True for _ in tensors_in(watched.get(v)))}
+        values, weights = self._capture.values, dict(self._model.named_parameters())
+        idle = [weight for name, weight in weights.items() if name in values and not values[name].used]
+        for name, tries in more_arguments(self._model, example, made, idle):
+            any(self._chosen(ModelCall(more, asked=False, added=name), name) for more in tries)
+
+    def _chosen(self, call: ModelCall, by: str = "") -> bool:
+        """Join a call by another choice, of the caller's if `by` says which; whether it ran.
 
         What comes of it may be a hidden layer, which is cut as it would be without. What layers put out that only this
-        choice reaches is asked for by nobody else, and stays.
+        choice reaches is asked for by nobody else, and stays. So does what a caller gets by it in the answer's place.
         """
         found = self._attempt([call])
         if isinstance(found, Refused) or (call.attributes and at_odds(self._capture, found)):
@@ -119,9 +139,10 @@ class Variants:
         new = [v for v in self._capture.values.values() if not v.used]
         join(self._capture, found)
         own = {atom for value in new if value.used for dim in value.dims for atom in atoms(dim)}
+        instead = by and len(found.outputs[0]) == len(self._capture.outputs[0])
         for layout in found.unasked:
-            if not own.isdisjoint(atoms(layout)):
-                fix(layout, OUTPUT)
+            if instead or not own.isdisjoint(atoms(layout)):
+                fix(layout, Boundary(f"{OUTPUT} with {by}") if by else OUTPUT)
         return True
 
     def _decisions(self, example: Any) -> None:
