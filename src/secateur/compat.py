@@ -70,6 +70,7 @@ with _needed("to tell parameters that have no shape yet"):
     from torch.nn.parameter import is_lazy
 
 FAKE_LOGGER = "torch._subclasses.fake_tensor"  # logs a traceback of what is raised anyway
+in_fake_kernel: Any = getattr(torch._subclasses.fake_tensor, "in_kernel_invocation_manager", None)  # runs kernels
 
 # Where torch keeps the functions that `torch.*`, `Tensor.*` and `torch.nn.functional.*` lead to.
 _HIDDEN_HOMES = (getattr(torch._C, name, None) for name in ("TensorBase", "_VariableFunctions", "_nn"))

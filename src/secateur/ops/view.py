@@ -16,6 +16,12 @@ from secateur.sizes.size import plain
 KEEP_ORDER = {
     *named("view.default _unsafe_view.default clone.default alias.default detach.default contiguous.default"),
 }
+# Views of one tensor whose shape a kernel of torch's tells without values.
+VIEWS = {
+    *named("view.default _unsafe_view.default _reshape_alias.default permute.default transpose.int t.default"),
+    *named("expand.default select.int slice.Tensor unsqueeze.default squeeze.dim detach.default alias.default"),
+    *named("unbind.int split.Tensor split_with_sizes.default"),
+}
 
 
 def moves_nothing(op: Any) -> bool:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from functools import cache
 from typing import Any
 
 from torch import nn
@@ -44,10 +45,10 @@ def told_sizes(graph: Graph, after: Mapping[str, Sequence[int]], known: Collecti
     if not said:
         return
     below = tensors_below(name for name in graph.layouts if graph.kinds[name] != "attribute")
-    found = roles(graph)
+    known_roles = cache(roles)  # asked for few names, and all that the runs did is gone through for it
     for place in said:
         value, name = read(model, place), place.path[0].strip("_").lower()
-        sizes = {after[s.tensor][s.dim] for s in _fitting(graph, found, below.get(place.owner, ()), name, value)}
+        sizes = {after[s.tensor][s.dim] for s in _fitting(graph, known_roles, below.get(place.owner, ()), name, value)}
         if len(sizes) == 1 and (new := sizes.pop()) != value:
             yield place, value, new
 
@@ -61,10 +62,13 @@ def _widths(model: nn.Module) -> Iterator[Place]:
                     yield Place(owner, (name,))
 
 
-def _fitting(graph: Graph, known: Roles, tensors: Iterable[str], name: str, value: int) -> list[Site]:
+def _fitting(
+    graph: Graph, roles_in: Callable[[Graph], Roles], tensors: Iterable[str], name: str, value: int
+) -> list[Site]:
     """The dimensions of tensors that an attribute of this name and value may speak of."""
     sites = [Site(tensor, i) for tensor in tensors for i in range(len(graph.layouts[tensor]))]
     if _INPUT.match(name) or _OUTPUT.match(name):
+        known = roles_in(graph)
         ours, others = (known.reads, known.makes) if _INPUT.match(name) else (known.makes, known.reads)
         beyond = {atom for site in sites if site in others for atom in free_atoms(_layout(graph, site))}
         mine = [site for site in sites if site in ours]

@@ -139,9 +139,9 @@ class _Recorded:
         self._capture, self._flowing = capture, flowing
         self.tracer = capture.tracer
         self.tracer.timed = len(calls) == 1
-        self._ops = OpRecorder(self.tracer, made)
-        self.tracer.sizes.listen(made)
         self.mode = FakeTensorMode(allow_non_fake_inputs=True) if fake else None
+        self._ops = OpRecorder(self.tracer, made, self.mode)
+        self.tracer.sizes.listen(made)
         self._calls, self._swapped, self._contrary = calls, swapped, contrary
         self._device = device_of([call.example for call in calls])
         self._numbers: Numbers | None = None

@@ -18,6 +18,7 @@ from torch import Tensor
 from secateur.axes import Layout, fix
 from secateur.compat import (
     FakeTensor,
+    FakeTensorMode,
     OpOverload,
     TorchDispatchMode,
     TorchFunctionMode,
@@ -30,6 +31,7 @@ from secateur.ops.asking import COUNTS, LENGTHS, SHAPE
 from secateur.ops.record import alike, function_record, is_op, part, record_of, sizes_of
 from secateur.ops.value import known, layouts_of
 from secateur.sizes.size import Dim, Op, Size
+from secateur.tracing.outlines import DEVICE, carried_out
 from secateur.tracing.tracer import SEVERAL, Tracer, tensors_among
 
 _BACK = (torch.autograd.grad, torch.autograd.backward, Tensor.backward)  # whose sizes are those of the way there
@@ -39,15 +41,19 @@ _READS = {Tensor.tolist, Tensor.numpy, Tensor.__array__}
 class OpRecorder(TorchDispatchMode):
     """Sees every ATen op."""
 
-    def __init__(self, tracer: Tracer, made: list[weakref.ref[Any]]) -> None:
+    def __init__(self, tracer: Tracer, made: list[weakref.ref[Any]], mode: FakeTensorMode | None = None) -> None:
         super().__init__()
         self.tracer = tracer
+        self._mode = mode  # of the fake tensors, if the run is on such
         self.made = made  # by the run
         self.strangers: list[Tensor] = []  # tensors that the model's code has from elsewhere
         self.suspended = False
         self.seen = False  # whether the torch function that leads to the present ops, with its sizes, was seen
 
     def __torch_dispatch__(self, func: Any, _types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is DEVICE and type(args[0]) is FakeTensor:  # half of all that is asked, and neither made nor learnt
+            self.tracer.ops += not self.suspended
+            return args[0].fake_device
         kwargs = kwargs or {}
         watched = not self.suspended and isinstance(func, OpOverload)
         if watched and func.namespace == "aten" and record_of(func) is None:
@@ -57,9 +63,9 @@ class OpRecorder(TorchDispatchMode):
             if out is not NotImplemented:
                 return out
         fake = part(func, "fake")
-        run = func if fake is None or not isinstance(args[0], FakeTensor) else fake
+        stand_in = fake is not None and isinstance(args[0], FakeTensor)
         self.strangers += (t for t in tensors_among((args, kwargs)) if known(t) is None)
-        out = run(*args, **kwargs)
+        out = fake(*args, **kwargs) if stand_in else carried_out(self._mode, func, args, kwargs)
         self.made += map(weakref.ref, tensors_among((out,)))
         if watched:
             self.tracer.record(func, args, kwargs, out, seen=self.seen)

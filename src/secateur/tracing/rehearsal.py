@@ -40,6 +40,7 @@ from secateur.state.twin import run_apart
 from secateur.tracing.environment import gradients, laid_open, line_of
 from secateur.tracing.equations import Equations
 from secateur.tracing.examples import arguments, device_of, mapped, tensors_in
+from secateur.tracing.outlines import carried_out
 from secateur.tracing.widths import told_widths
 
 Number = int | float | complex
@@ -248,19 +249,19 @@ class _Trial:
 
     def _run(self, model: nn.Module, numbers: Numbers) -> None:
         args, kwargs = arguments(mapped(self._example, lambda tensor: self._fake(tensor, tensor.shape)))
-        with same_chances(), gradients(model), laid_open(model), self._mode, _Made(self.fakes), numbers:
+        with same_chances(), gradients(model), laid_open(model), self._mode, _Made(self._mode, self.fakes), numbers:
             model(*args, **kwargs)
 
 
 class _Made(TorchDispatchMode):
     """Notes what a run makes."""
 
-    def __init__(self, fakes: list[weakref.ref[Any]]) -> None:
+    def __init__(self, mode: FakeTensorMode, fakes: list[weakref.ref[Any]]) -> None:
         super().__init__()
-        self._fakes = fakes
+        self._mode, self._fakes = mode, fakes
 
     def __torch_dispatch__(self, func: Any, _types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        out = func(*args, **(kwargs or {}))
+        out = carried_out(self._mode, func, args, kwargs or {})
         self._fakes += map(weakref.ref, tensors_in(out))
         return out
 
