@@ -63,9 +63,9 @@ class OpRecorder(TorchDispatchMode):
             if out is not NotImplemented:
                 return out
         fake = part(func, "fake")
-        stand_in = fake is not None and isinstance(args[0], FakeTensor)
+        stand_in = fake if isinstance(args[0] if args else None, FakeTensor) else None
         self.strangers += (t for t in tensors_among((args, kwargs)) if known(t) is None)
-        out = fake(*args, **kwargs) if stand_in else carried_out(self._mode, func, args, kwargs)
+        out = carried_out(self._mode, func, args, kwargs) if stand_in is None else stand_in(*args, **kwargs)
         self.made += map(weakref.ref, tensors_among((out,)))
         if watched:
             self.tracer.record(func, args, kwargs, out, seen=self.seen)
