@@ -45,6 +45,7 @@ def main() -> None:
     parser.add_argument("--labels", action="store_true")
     parser.add_argument("--joint", type=int, default=0, help="steps in which compress fits each block as a whole")
     parser.add_argument("--cut", type=Path, help="a file of a model that was cut before, instead of cutting one")
+    parser.add_argument("--rival-only", action="store_true", help="ours was measured before")
     parser.add_argument("--rival", default=RIVAL, help="a method of benchmarks/accuracy/peers.py, or none")
     given = parser.parse_args()
     task = TASKS[given.task]
@@ -52,7 +53,8 @@ def main() -> None:
         method for method in peers.methods(("FPGM", "magnitude L2", "magnitude L1")) if method.name == given.rival
     ]
     print(f"{task.name}, dense: {task.show(task.score(task.load(), task.tests()))}", flush=True)
-    for method in (ours(given.joint) if given.cut is None else kept(given.cut), *rivals):
+    cut_by_us = ours(given.joint) if given.cut is None else kept(given.cut)
+    for method in (*([] if given.rival_only else [cut_by_us]), *rivals):
         model = task.load()
         torch.manual_seed(0)
         method.cut(task, model, task.goal, 0, {})
