@@ -11,6 +11,7 @@ from benchmarks.accuracy import data, language, models, reviews
 from benchmarks.accuracy.tasks import Task, binary_accuracy, binary_loss, flipped, run, supervised
 from benchmarks.accuracy.training import Batch, Recipe, draws
 from torch import Tensor, nn
+from torch.utils.data import TensorDataset
 
 
 def _take(tokens: language.Tokens, chosen: Any) -> language.Tokens:
@@ -83,6 +84,7 @@ def _smollm2() -> Task:
         calibration=lambda seed: [batch(i) for i in next(draws(400, 16, seed=1000 + seed)).split(2)],
         tests=cache(lambda: [(window, window) for window in language.windows("test", 8).split(1)]),
         training=lambda seed: (batch(i) for i in draws(400, 2, seed)),
+        examples=lambda: TensorDataset(*2 * [language.windows("train", 4000)]),
         loss=_next_token_loss,
         score=_likelihood,
         recipe=Recipe(20, 2, 5e-5),

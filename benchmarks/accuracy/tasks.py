@@ -10,10 +10,12 @@ import torch.nn.functional as F
 from benchmarks.accuracy import data
 from benchmarks.accuracy.training import Batch, Recipe, draws
 from torch import Tensor, nn
+from torch.utils.data import Dataset
 
 import secateur as sec
 
 Inputs = Tensor | dict[str, Tensor]
+Augment = Callable[[Tensor, int], Tensor]
 
 
 @dataclass(frozen=True)
@@ -38,6 +40,7 @@ class Task:
     factors: tuple[float, ...] = (1.5, 2.1, 2.55, 4.0)
     goal: float = 2.1
     quantity: str = "MACs"
+    examples: Callable[[], Dataset[tuple[Tensor, Tensor]]] | None = None  # of the training data, to draw from at length
     show: Callable[[float], str] = "{:.2f}%".format
 
     def example(self, size: int = 1) -> Inputs:
@@ -117,6 +120,20 @@ def flipped(images: Tensor, seed: int) -> Tensor:
     return F.pad(mirrored, (2, 2, 2, 2))[..., 2 + down :, 2 + right :][..., : images.shape[-2], : images.shape[-1]]
 
 
+class Drawn(Dataset[tuple[Tensor, Tensor]]):
+    """Examples one by one, each made otherwise every time that it is asked for."""
+
+    def __init__(self, split: data.Split, prepare: Callable[[Tensor], Tensor], augment: Augment) -> None:
+        self._split, self._prepare, self._augment = split, prepare, augment
+
+    def __len__(self) -> int:
+        return len(self._split.train_y)
+
+    def __getitem__(self, i: int) -> tuple[Tensor, Tensor]:
+        seed = int(torch.randint(2**31, ()))
+        return self._augment(self._prepare(self._split.train_x[i : i + 1]), seed)[0], self._split.train_y[i]
+
+
 def supervised(
     name: str,
     load: Callable[[], nn.Module],
@@ -124,7 +141,7 @@ def supervised(
     recipe: Recipe,
     *,
     prepare: Callable[[Tensor], Tensor] = lambda x: x,
-    augment: Callable[[Tensor, int], Tensor] = lambda x, seed: x,
+    augment: Augment = lambda x, seed: x,
     n_calibration: int = 1024,
     n_screen: int = 10_000,
     **more: Any,
@@ -151,6 +168,7 @@ def supervised(
         calibration=calibration,
         tests=tests,
         training=training,
+        examples=lambda: Drawn(split(), prepare, augment),
         recipe=recipe,
         n_screen=n_screen,
         **{"loss": cross_entropy, "score": accuracy, **more},

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils.data import DataLoader
 
 import secateur as sec
 
@@ -57,13 +58,27 @@ def fit(
 
 
 def recover(
-    task: "Task", model: nn.Module, seed: int, *, labels: bool = True, steps: int | None = None, minutes: float = 600
+    task: "Task",
+    model: nn.Module,
+    seed: int,
+    *,
+    labels: bool = True,
+    steps: int | None = None,
+    minutes: float = 600,
+    fresh: bool = False,
+    dtype: torch.dtype | None = None,
 ) -> sec.Recovered:
     """`sec.recover` from the uncut model, on the task's own training data, with its loss beside if there are labels.
 
-    Steps beyond what was drawn go over the same batches again, in another order.
+    Steps beyond what was drawn go over the same batches again, in another order; or, if they are to be `fresh`, every
+    batch is drawn anew from all examples but those that are held back.
     """
-    batches = list(islice(task.training(seed), 400 if steps is None else min(400, steps + 10)))
+    batches: Any
+    if fresh and task.examples is not None:
+        torch.manual_seed(seed)
+        batches = DataLoader(task.examples(), task.recipe.batch, shuffle=True)
+    else:
+        batches = list(islice(task.training(seed), 400 if steps is None else min(400, steps + 10)))
 
     def loss(output: Any, batch: Batch) -> Tensor:
         return task.loss(lambda *_, **__: output, batch)
@@ -79,5 +94,6 @@ def recover(
         steps=steps,
         task=loss if labels else None,
         example=task.example(),
+        dtype=dtype,
         seed=seed,
     )

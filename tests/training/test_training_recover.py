@@ -74,6 +74,28 @@ def test_it_comes_closer_on_data_that_it_never_saw():
     assert same(of_teacher, state(teacher))
 
 
+def test_mixed_precision_is_for_learning_alone():
+    model, teacher = cut_pair()
+    seen: set[tuple[bool, torch.dtype]] = set()
+    for each in (model, teacher):
+        each[7].register_forward_hook(lambda _, __, out: seen.add((torch.is_autocast_enabled("cpu"), out.dtype)))
+    found = sec.recover(model, teacher, images(), minutes=5, steps=100, dtype=torch.bfloat16)
+    assert seen == {(True, torch.bfloat16), (False, torch.float32)}  # what is judged is as wide as ever
+    assert found.after < 0.7 * found.before
+    assert found.after == pytest.approx(
+        apart(model, teacher, [batch for _, batch in TrainingData(images()).held]), rel=1e-4
+    )
+    assert all(tensor.dtype != torch.bfloat16 for tensor in model.state_dict().values())
+
+
+def test_other_types_are_refused():
+    model, teacher = cut_pair()
+    before = state(model)
+    with pytest.raises(sec.SecateurError, match=r"recover: dtype is torch\.bfloat16"):
+        sec.recover(model, teacher, images(), dtype=torch.float16)
+    assert same(before, state(model))
+
+
 def test_layers_that_lost_channels_are_compared_by_the_plan():
     model, teacher = cut_pair()
     found = sec.recover(model, teacher, images(), minutes=5, steps=10)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -80,8 +80,10 @@ class Lessons:
         plan: Plan | None,
         task: Callable[[Any, Any], Tensor] | None,
         inputs: Callable[[Any], Any],
+        dtype: torch.dtype | None = None,
     ) -> None:
         self.model, self.teacher = model, teacher
+        self._dtype, self._device = dtype, next(model.parameters()).device.type
         self._plan, self._task, self.inputs = plan, task, inputs
         self._modes = [(module, module.training) for module in model.modules()]
         self._held: Sequence[tuple[Numbered, Said | None]] = ()  # batches, and what the teacher says if that is kept
@@ -101,14 +103,17 @@ class Lessons:
             self._held = [(batch, self._run(self.teacher, batch) if keep else None) for batch in held]
 
     def loss(self, batch: Numbered) -> Tensor:
-        """What training makes smaller."""
+        """What training makes smaller; it is computed in a narrow type if there is one."""
         names = list(self.same.layers)
-        with layer_outputs(self.model, names) as ours, layer_outputs(self.teacher, names) as theirs:
+        with layer_outputs(self.model, names) as ours, layer_outputs(self.teacher, names) as theirs, self._narrow():
             with torch.no_grad():
                 wanted = self._run(self.teacher, batch)
             output = self._call(self.model, batch)
             total = wanted.apart(self._said(self.model, output)) + self.same.between(ours, theirs)
-        return total if self._task is None else total + self._asked(output, batch)
+            return total if self._task is None else total + self._asked(output, batch)
+
+    def _narrow(self) -> AbstractContextManager[Any]:
+        return nullcontext() if self._dtype is None else torch.autocast(self._device, self._dtype)
 
     @torch.no_grad()
     def judged(self) -> float:
