@@ -59,7 +59,7 @@ def sparsify(
 ) -> Sparsified:
     """Set weights of a model to zero by a pattern, and the others so that its outputs stay what they were; in place.
 
-    >>> import secateur as sec
+    >>> import secateur as sec, torch
     >>> _ = torch.manual_seed(0)
     >>> net = nn.Sequential(nn.Linear(8, 32), nn.ReLU(), nn.Linear(32, 32), nn.ReLU(), nn.Linear(32, 4))
     >>> report = sec.sparsify(net, [torch.randn(256, 8)], sec.NM(2, 4))
