@@ -366,3 +366,26 @@ def test_a_language_model_by_its_logits():
         held = TrainingData(text).held[0][1]["input_ids"]
         p, q = (m(held).logits.double().softmax(-1) for m in (teacher, model))
     assert found.after == pytest.approx(float((p * (p / q).log()).sum(-1).mean()), rel=1e-3)
+
+
+class NextWord(nn.Module):
+    """A language model that puts out a tensor."""
+
+    def __init__(self):
+        super().__init__()
+        self.table, self.inside, self.head = nn.Embedding(31, 16), nn.Linear(16, 64), nn.Linear(64, 31)
+
+    def forward(self, words):
+        return self.head(self.inside(self.table(words)).relu())
+
+
+def test_words_are_compared_by_what_they_say():
+    """Numbers that say the same, moved by a constant, are not apart."""
+    torch.manual_seed(0)
+    teacher = NextWord().eval()
+    model = copy.deepcopy(teacher)
+    with torch.no_grad():
+        model.head.bias += 5.0
+    batches = [torch.randint(0, 31, (8, 6)) for _ in range(10)]
+    found = sec.recover(model, teacher, batches, minutes=1, steps=1)
+    assert found.before < 1e-6

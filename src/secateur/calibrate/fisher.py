@@ -1,6 +1,6 @@
 """How much a change of each layer's outputs would change what the model puts out."""
 
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Iterable, Mapping, Sequence, Set
 from typing import Any
 
 import torch
@@ -78,7 +78,7 @@ def fisher_sums(model: nn.Module, batches: Sequence[Any], seed: int = 0) -> Fish
 
     What is random is the same for a batch of the same number, whoever runs it.
     """
-    vocabularies = {module.num_embeddings for module in model.modules() if isinstance(module, nn.Embedding)}
+    known = vocabularies(model)
     watch = _Backward(Parameters.of(model))
     wanted = [p for p in model.parameters() if p.is_floating_point()]
     frozen = [p for p in wanted if not p.requires_grad]
@@ -92,7 +92,7 @@ def fisher_sums(model: nn.Module, batches: Sequence[Any], seed: int = 0) -> Fish
                 generator = torch.Generator().manual_seed(100_003 * seed + number)
                 with blamed_on_batch(number, "Fisher weights"):
                     output = call(model, batches[number])
-                total = _projected(output, vocabularies, generator)
+                total = _projected(output, known, generator)
                 del output
                 with watch:  # the graph is retained: a model may cache a part of it for its next run
                     torch.autograd.grad(total, _ends(total), allow_unused=True, retain_graph=True)
@@ -146,7 +146,21 @@ def _let_go(gradient: Tensor) -> Tensor:
     return gradient.new_zeros(()).expand_as(gradient)
 
 
-def answers(output: Any, vocabularies: Set[int]) -> tuple[list[Tensor], bool]:
+def vocabularies(model: nn.Module) -> frozenset[int]:
+    """How many entries the tables have that a model reads.
+
+    >>> vocabularies(nn.Sequential(nn.Embedding(99, 4), nn.Linear(4, 99)))
+    frozenset({99})
+    """
+    return frozenset(module.num_embeddings for module in model.modules() if isinstance(module, nn.Embedding))
+
+
+def of_words(tensors: Iterable[Tensor], known: Set[int]) -> list[Tensor]:
+    """The tensors that have one number for each entry of a vocabulary, at each place of a text."""
+    return [tensor for tensor in tensors if tensor.ndim > 2 and tensor.shape[-1] in known]
+
+
+def answers(output: Any, known: Set[int]) -> tuple[list[Tensor], bool]:
     """What counts of a model's output, and whether these are logits: a table of samples and classes, or one for each
     entry of a vocabulary.
 
@@ -155,16 +169,16 @@ def answers(output: Any, vocabularies: Set[int]) -> tuple[list[Tensor], bool]:
     """
     named = getattr(output, "logits", output.get("logits") if isinstance(output, Mapping) else None)
     found = [named] if isinstance(named, Tensor) else list(tensors_in(output))
-    words = [tensor for tensor in found if tensor.ndim > 2 and tensor.shape[-1] in vocabularies]
+    words = of_words(found, known)
     found = [tensor for tensor in words or found if tensor.is_floating_point()]
     found = [tensor for tensor in found if tensor.requires_grad] or found
     table = len(found) == 1 and found[0].ndim == 2 and found[0].shape[1] > 1
     return found, bool(words) or isinstance(named, Tensor) or table
 
 
-def _projected(output: Any, vocabularies: set[int], generator: torch.Generator) -> Tensor:
+def _projected(output: Any, known: Set[int], generator: torch.Generator) -> Tensor:
     """A random projection of everything that a model puts out."""
-    found, classes = answers(output, vocabularies)
+    found, classes = answers(output, known)
     if not found or not found[0].requires_grad:
         raise CalibrationError("the model's output does not depend on its parameters in a way that has a derivative")
     parts = []

@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from secateur.calibrate.blame import batch_name, because, because_of_batch
+from secateur.calibrate.fisher import of_words, vocabularies
 from secateur.calibrate.statistics import has_statistics, statistics_anew
 from secateur.compat import BatchNorm
 from secateur.compensate.alike import missed
@@ -83,6 +84,7 @@ class Lessons:
         dtype: torch.dtype | None = None,
     ) -> None:
         self.model, self.teacher = model, teacher
+        self._vocabularies = vocabularies(teacher)
         self._dtype, self._device = dtype, next(model.parameters()).device.type
         self._plan, self._task, self.inputs = plan, task, inputs
         self._modes = [(module, module.training) for module in model.modules()]
@@ -169,8 +171,9 @@ class Lessons:
         logits = getattr(output, "logits", None)
         if isinstance(logits, Tensor):
             return Said((logits,), _classes(model, logits))
-        found = (tensor for tensor in tensors_in(handed_out(model, output)) if tensor.is_floating_point())
-        return Said(tuple(found))
+        found = tuple(tensor for tensor in tensors_in(handed_out(model, output)) if tensor.is_floating_point())
+        words = of_words(found, self._vocabularies)
+        return Said((words[0],), words[0].dim() - 1) if len(words) == 1 else Said(found)
 
     def _call(self, model: nn.Module, batch: Numbered) -> Any:
         try:
