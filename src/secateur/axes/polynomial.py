@@ -24,6 +24,7 @@ class Polynomial:
         self._layouts: list[Layout] = []
         self._sizers: list[Sizer] = []
         index: dict[int, int] = {}
+        known: dict[int, Sizer] = {}
         merged: dict[tuple[int, ...], int] = {}
         for factor, layouts in terms:
             numbers = []
@@ -34,7 +35,7 @@ class Polynomial:
                     if id(layout) not in index:
                         index[id(layout)] = len(self._layouts)
                         self._layouts.append(layout)
-                        self._sizers.append(_sizer(layout))
+                        self._sizers.append(_sizer(layout, known))
                     numbers.append(index[id(layout)])
             key = tuple(numbers)
             merged[key] = merged.get(key, 0) + factor
@@ -87,12 +88,18 @@ class Polynomial:
         return self._of_atom
 
 
-def _sizer(layout: Layout) -> Sizer:
+def _sizer(layout: Layout, known: dict[int, Sizer]) -> Sizer:
     """The size of a layout as a function of counts, with its structure looked up once."""
+    if id(layout) not in known:
+        known[id(layout)] = _made(layout, known)
+    return known[id(layout)]
+
+
+def _made(layout: Layout, known: dict[int, Sizer]) -> Sizer:
     if isinstance(layout, Atom):
         atom, size = layout, layout.size
         return lambda counts: counts.get(atom, size)
-    parts = [_sizer(part) for part in layout.parts]
+    parts = [_sizer(part, known) for part in layout.parts]
     if isinstance(layout, Concat):
         return lambda counts: sum(part(counts) for part in parts)
     return lambda counts: math.prod(part(counts) for part in parts)

@@ -65,7 +65,7 @@ def _blocked_table(blocked: Sequence[Blocked]) -> Any:
 
 
 def _data(found: Traced) -> dict[str, Any]:
-    graph, cost = found.graph, CostModel(found.graph)
+    graph, cost = found.graph, CostModel.of(found.graph)
     return {
         "model": found.name,
         "class": type(graph.model).__name__,

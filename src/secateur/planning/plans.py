@@ -252,7 +252,7 @@ def _asks_nothing(target: Target) -> bool:
 
 def make_plan(graph: Graph, chosen: Mapping[Axis, Tensor], limits: Loadable | None = None) -> Plan:
     """The plan that keeps the chosen positions of each axis and all of every other; `limits`: as a constructor can."""
-    cost, model = CostModel(graph), graph.model
+    cost, model = CostModel.of(graph), graph.model
     maker = maker_of(model, graph.make)
     masks = {}
     axes = []

@@ -6,6 +6,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property, partial
 from typing import Any, ClassVar
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
@@ -37,6 +38,16 @@ class CostModel:
         self.macs = Polynomial([(1, cost.layouts) for cost in graph.costs])
         self.params = Polynomial([(1, graph.layouts[name]) for name in tensors])
         self.bytes = Polynomial([(form.dtype.itemsize, graph.layouts[name]) for name, form in tensors.items()])
+
+    @staticmethod
+    def of(graph: Graph) -> "CostModel":
+        """That of a graph, made once."""
+        if graph not in _COSTS:
+            _COSTS[graph] = CostModel(graph)
+        return _COSTS[graph]
+
+
+_COSTS: WeakKeyDictionary[Graph, CostModel] = WeakKeyDictionary()
 
 
 @dataclass(frozen=True)
@@ -92,7 +103,7 @@ class PruningProblem:
         self.held_back = [f"{number} are {why}" for number, why in held if number]
         self._of_atom = {axis.atom: axis for axis in self.axes}
         self._scores = cache(partial(_scored, graph, importance, self.axes))  # shared by what `among` makes
-        costs = CostModel(graph)
+        costs = CostModel.of(graph)
         self.macs = CountedCost(costs.macs)  # multiply-accumulates of one run on the example
         self.params = CountedCost(costs.params)  # parameters, tied ones once
         self.bytes = CountedCost(costs.bytes)

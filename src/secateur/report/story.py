@@ -254,7 +254,7 @@ def _kept(graph: Graph, plan: Plan | None) -> dict[Axis, tuple[int, ...]]:
 
 
 def _figures(graph: Graph, counts: Mapping[Atom, int], stages: int, given: Iterable[Figure]) -> tuple[Figure, ...]:
-    cost = CostModel(graph)
+    cost = CostModel.of(graph)
     costs = (("MACs", cost.macs, ""), ("parameters", cost.params, ""), ("weights", cost.bytes, "B"))
     known = (Figure(name, (of({}), *[of(counts)] * (stages - 1)), unit) for name, of, unit in costs)
     return tuple({figure.name: figure for figure in (*known, *given)}.values())
@@ -273,7 +273,7 @@ def _strands(graph: Graph, kept: Mapping[Axis, tuple[int, ...]], scores: Scores)
     unknown = set(scores) - {axis.name for axis in graph.axes}
     if unknown:
         raise ReportError(f"there are scores for {min(unknown)!r}, which is no axis of the graph")
-    cost = CostModel(graph)
+    cost = CostModel.of(graph)
     strands = []
     for axis in graph.axes:
         keep = kept.get(axis, tuple(range(axis.size)))

@@ -185,7 +185,12 @@ def put(store: Any, step: Any, value: Any) -> None:
 
 def read(model: nn.Module, place: Place) -> Any:
     """What a place holds now."""
-    obj: Any = model.get_submodule(place.owner)
+    return within(model.get_submodule(place.owner), place)
+
+
+def within(module: nn.Module, place: Place) -> Any:
+    """What a place in some module holds now."""
+    obj: Any = module
     for step in place.path:
         obj = _get(obj, step)
     return obj

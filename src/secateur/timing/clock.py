@@ -66,7 +66,7 @@ class Clock:
                 uses[name, tuple(map(key, of.layouts))] += 1
         with torch.no_grad(), same_chances():
             often = Counter(name for name, _ in uses.elements())
-            surfaces = _timed(kinds, often, Arena(CostModel(graph).bytes({})))
+            surfaces = _timed(kinds, often, Arena(CostModel.of(graph).bytes({})))
         return Clock(
             [_Term(surfaces[name], tuple(layouts[k] for k in keys), times) for (name, keys), times in uses.items()]
         )

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
@@ -17,7 +17,7 @@ from torch import nn
 from secateur.compat import is_lazy
 from secateur.distributed import plain_kind
 from secateur.errors import PlanError
-from secateur.state.held import Place, read
+from secateur.state.held import Place, within
 
 
 class TensorForm(NamedTuple):
@@ -55,7 +55,7 @@ class Source:
         return Source(
             type(model).__name__,
             tuple(name for name, _ in model.named_parameters()),
-            *_looks(model),
+            *_looks(model)[:2],
             attributes,
             model,
         )
@@ -70,33 +70,33 @@ class Source:
 
     def difference(self) -> str | None:
         """The first thing that is not as it was; None as long as there is none."""
-        was: dict[str, object] = {**self.modules, **self.tensors, **{str(p): n for p, n in self.attributes.items()}}
-        forms, kinds = _looks(self._model)
-        now: dict[str, object] = {**kinds, **forms}
-        now |= {str(place): _held(self._model, place) for place in self.attributes}
-        for name in {**was, **now}:
-            before, after = was.get(name), now.get(name)
-            if before != after:
-                return f"{name or 'the model'} was {_said(before)}, is {_said(after)}"
+        forms, kinds, modules = _looks(self._model)
+        held = {place: _held(modules, place) for place in self.attributes}
+        before: Mapping[Any, object]
+        now: Mapping[Any, object]
+        for before, now in ((self.modules, kinds), (self.tensors, forms), (self.attributes, held)):
+            if before != now:
+                name = next(name for name in (*before, *now) if before.get(name) != now.get(name))
+                return f"{str(name) or 'the model'} was {_said(before.get(name))}, is {_said(now.get(name))}"
         return None
 
 
-def _looks(model: nn.Module) -> tuple[dict[str, TensorForm], dict[str, type[nn.Module]]]:
-    """The forms of all tensors and the kinds of all modules, in one walk: each plan asks several times."""
-    forms, kinds = {}, {}
-    for owner, module in model.named_modules(remove_duplicate=False):
+def _looks(model: nn.Module) -> tuple[dict[str, TensorForm], dict[str, type[nn.Module]], dict[str, nn.Module]]:
+    """The forms of all tensors, the kinds of all modules, and these, in one walk: each plan asks several times."""
+    forms, kinds, modules = {}, {}, dict(model.named_modules(remove_duplicate=False))
+    for owner, module in modules.items():
         kinds[owner] = plain_kind(type(module))
         for registered in (module._parameters, module._buffers):
             for name, tensor in registered.items():
                 if tensor is not None:
                     shape = () if is_lazy(tensor) else tuple(tensor.shape)
                     forms[f"{owner}.{name}" if owner else name] = TensorForm(shape, tensor.dtype)
-    return forms, kinds
+    return forms, kinds, modules
 
 
-def _held(model: nn.Module, place: Place) -> int | None:
+def _held(modules: Mapping[str, nn.Module], place: Place) -> int | None:
     try:
-        return int(read(model, place))
+        return int(within(modules[place.owner], place))
     except (AttributeError, KeyError, IndexError, TypeError, ValueError):  # nothing is there, or no number
         return None
 
