@@ -151,6 +151,15 @@ MUTATIONS = [
     Mutation("tracing/constructor.py:_whole", "return None", "tests/planning/test_plan_loadable.py"),
     # training
     Mutation("training/rounds.py:Search._statistics", "return None", "tests/training/test_training_recover.py"),
+    Mutation(
+        "training/rounds.py:clearly_lower",
+        "return sum(after) < sum(before)",
+        "tests/training/test_training_recover.py",
+    ),
+    Mutation("training/lessons.py:Lessons.by_rows", "return True", "tests/training/test_training_recover.py"),
+    Mutation(
+        "training/holdout.py:TrainingData._to_learn_from", "return batch", "tests/training/test_training_recover.py"
+    ),
     Mutation("training/lessons.py:Lessons._set_modes", "self.model.train()", "tests/training/test_training_recover.py"),
 ]
 

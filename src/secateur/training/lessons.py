@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass
+from statistics import fmean
 from typing import Any
 
 import torch
@@ -20,9 +21,11 @@ from secateur.errors import TrainingError
 from secateur.planning.plans import Plan
 from secateur.state.held import named_tensors
 from secateur.tracing.examples import arguments, handed_out, tensors_in
+from secateur.training.examples import chosen_rows, rows
 from secateur.training.features import Correspondence, correspondence, layer_outputs
 from secateur.training.holdout import Numbered
 
+_ROUNDING = 0.02  # of what is largest: half precision, and other kernels for other sizes
 _CACHED = 2**26  # numbers that the teacher said about batches that are held back, at most, to be kept
 _DROPOUT = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout, nn.FeatureAlphaDropout)
 _AS_IN_USE = (*_DROPOUT, BatchNorm)
@@ -62,6 +65,14 @@ def soft_difference(ours: Tensor, theirs: Tensor, dim: int = -1) -> Tensor:
     wide = torch.promote_types(ours.dtype, torch.float32)
     learnt, wanted = (F.log_softmax(logits.to(wide), dim) for logits in (ours, theirs))
     return F.kl_div(learnt, wanted, reduction="sum", log_target=True) * ours.shape[dim] / ours.numel()
+
+
+def _same_rows(some: Tensor, every: Tensor, index: Tensor) -> bool:
+    """Whether what is said of some rows is, to rounding, what is said of them among all."""
+    if not every.ndim or len(every) <= int(index[-1]) or some.shape != every[index].shape:
+        return False
+    wanted = every[index.to(every.device)].double()
+    return bool((some.double() - wanted).abs().max() <= _ROUNDING * wanted.abs().max())
 
 
 def _classes(model: nn.Module, logits: Tensor) -> int | None:
@@ -118,19 +129,37 @@ class Lessons:
         return nullcontext() if self._dtype is None else torch.autocast(self._device, self._dtype)
 
     @torch.no_grad()
+    def by_rows(self, batch: Any) -> bool:
+        """Whether rows of a batch are examples: the teacher says of some alone what it says of them among all."""
+        self.teacher.eval()
+        index = torch.arange(0, rows(batch), 2)
+        if len(index) < 2:
+            return False
+        whole = self._run(self.teacher, (0, batch)).tensors
+        try:
+            part = self._run(self.teacher, (0, chosen_rows(batch, index))).tensors
+        except TrainingError:  # of that size, or taken apart so, it is no batch
+            return False
+        return all(_same_rows(some, every, index) for some, every in zip(part, whole, strict=True))
+
     def judged(self) -> float:
         """The mean loss on what is held back: the task's if there is one, else how far the outputs are apart."""
+        return fmean(self.losses())
+
+    @torch.no_grad()
+    def losses(self) -> list[float]:
+        """Those of each batch that is held back."""
         self.model.eval()
-        total = 0.0
+        found = []
         for batch, kept in self._held:
             output = self._call(self.model, batch)
             if self._task is not None:
-                total += float(self._asked(output, batch))
+                found.append(float(self._asked(output, batch)))
             else:
                 wanted = self._run(self.teacher, batch) if kept is None else kept
-                total += float(wanted.apart(self._said(self.model, output)))
+                found.append(float(wanted.apart(self._said(self.model, output))))
         self._set_modes()
-        return total / len(self._held)
+        return found
 
     def take_statistics(self, batches: Iterable[Numbered]) -> bool:
         """Give batch norms the mean and variance that batches have in this model; False if it has no such layer."""

@@ -40,10 +40,13 @@ class Recovered:
     rounds: Sequence[Trained]
     layers: tuple[str, ...]  # inside, that were compared with those of the teacher
     before: float
+    kept: bool = True  # whether the model is left at the best that was found
 
     @property
     def after(self) -> float:
         """The loss that the model is left with."""
+        if not self.kept:
+            return self.before
         return min((r.after for r in self.rounds if r.better), default=self.before)
 
     @property
@@ -63,4 +66,6 @@ class Recovered:
             lines.append(f"{r.rate:>6.1g}  {r.steps:>5}  {r.after:>6.4f}  {r.seconds:>7.1f}{mark}")
         inside = f"{len(self.layers)} layer{'' if len(self.layers) == 1 else 's'} compared with the teacher's"
         story = f"{self.before:.4g} → {self.after:.4g} on data that was held back"
+        if not self.kept:
+            story = f"{self.before:.4g} on data that was held back, as it was: nothing was clearly better"
         return "\n".join([*lines, f"{story}, {self.steps} steps in {self.seconds:.0f} s; {inside}"])

@@ -73,11 +73,12 @@ def recover(
     batch, such as `lambda output, batch: F.cross_entropy(output, batch[1])`, and counts as well. What a batch has
     beyond the example that the model was traced with (or `example`) is not given to the model.
 
-    A tenth of the data is held back. On it a few short trials choose the learning rate, and rounds follow, each twice
-    as long as the one before and each with a rate that falls to zero, until one brings nothing, or the time (`minutes`)
-    or the number of `steps` is used up. `before` and `after` of the report are measured on what was held back, and the
-    model is left at the best that was found. Dropout layers are off meanwhile. Batch norms take their statistics
-    anew at first, where that is better (a round of no steps in the report), and learn their scales and shifts.
+    A tenth of the data is held back, and left out of later batches where it comes again. On it a few short trials
+    choose the learning rate, and rounds follow, each twice as long as the one before and each with a rate that falls to
+    zero, until one brings nothing, or the time (`minutes`) or the number of `steps` is used up. `before` and `after` of
+    the report are measured on what was held back, and the model is left at the best that was found, or as it was if
+    that may be better by chance. Dropout layers are off meanwhile. Batch norms take their statistics anew at first,
+    where that is better (a round of no steps in the report), and learn their scales and shifts.
 
     `dtype=torch.bfloat16` trains in mixed precision (`torch.autocast`), which processors with instructions for it do
     several times as fast: weights stay as wide as they are, and so does all that is judged.
@@ -91,10 +92,10 @@ def recover(
     plan = plan_of(inner)
     wanted = example if example is not None or plan is None else plan.example
     lessons = Lessons(inner, uncut, plan, task, lambda batch: batch if wanted is None else like(wanted, batch), dtype)
-    data = TrainingData(batches, lessons.inputs)
     budget = StepBudget(time.perf_counter() + 60 * minutes, math.inf if steps is None else steps)
     with untouched(uncut), transaction(inner) as undo:
         undo.keep_all()
+        data = TrainingData(batches, lessons.inputs, lessons.by_rows)
         lessons.prepare(data.held)
         kept = None if checkpoint is None else RecoveryCheckpoint.of(checkpoint, inner, seed)
         found = Search(lessons, data, budget, seed, kept).run()

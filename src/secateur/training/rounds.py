@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
+from statistics import fmean, stdev
 
 import torch
 
@@ -30,6 +31,20 @@ _WARM = 0.1  # the part of a round in which the rate rises
 _WORTH = 0.995  # a round that leaves more than this of the loss brought nothing
 _IDLE = 2  # so many such rounds in a row, and it ends
 _SLOWER = 1 / 3  # after a round that ended worse than it began
+_CLEAR = 2.0  # standard errors
+
+
+def clearly_lower(after: Sequence[float], before: Sequence[float]) -> bool:
+    """Whether losses on the same batches are lower, and by more than the best of a few tries may be by chance.
+
+    >>> clearly_lower([0.8, 0.9], [1.0, 1.1]), clearly_lower([0.5, 1.4], [1.0, 1.0]), clearly_lower([0.9], [1.0])
+    (True, False, True)
+
+    Of one batch alone nothing is known of chance.
+    """
+    gains = [b - a for a, b in zip(after, before, strict=True)]
+    error = stdev(gains) / math.sqrt(len(gains)) if len(gains) > 1 else 0.0
+    return fmean(gains) > _CLEAR * error
 
 
 @dataclass
@@ -44,17 +59,21 @@ class Search:
 
     def run(self) -> Recovered:
         """Everything that the budget allows; the model is left at the best."""
-        before = self.lessons.judged()
+        losses, origin = self.lessons.losses(), self.lessons.values()
+        before = fmean(losses)
         if not math.isfinite(before):
             raise TrainingError(f"recover: the loss on what is held back is {before}; the model puts out no numbers")
         self._before = self._loss = before
         self._rounds: list[Trained] = []
-        self._best = self.lessons.values()
+        self._best = origin
         self._long_rounds(self._resumed() or self._begun())
         self.lessons.put(self._best)
+        kept = clearly_lower(self.lessons.losses(), losses)
+        if not kept:
+            self.lessons.put(origin)
         for parameter in self.lessons.model.parameters():
             parameter.grad = None
-        return Recovered(tuple(self._rounds), tuple(self.lessons.same.layers), before)
+        return Recovered(tuple(self._rounds), tuple(self.lessons.same.layers), before, kept)
 
     def _begun(self) -> RecoveryState:
         self._statistics()
