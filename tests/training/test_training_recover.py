@@ -86,9 +86,7 @@ def test_mixed_precision_is_for_learning_alone():
     found = sec.recover(model, teacher, images(), minutes=5, steps=100, dtype=torch.bfloat16)
     assert seen == {(True, torch.bfloat16), (False, torch.float32)}  # what is judged is as wide as ever
     assert found.after < 0.7 * found.before
-    assert found.after == pytest.approx(
-        apart(model, teacher, [batch for _, batch in TrainingData(images()).held]), rel=1e-4
-    )
+    assert found.after == pytest.approx(apart(model, teacher, held_back(images())), rel=1e-4)
     assert all(tensor.dtype != torch.bfloat16 for tensor in model.state_dict().values())
 
 
