@@ -109,3 +109,55 @@ def test_a_variance_keeps_more_than_it_is_corrected_by():
     assert reason(sec.trace(model, X), "w", 0).startswith("its size must satisfy")
     model = Net(lambda n, x: (n.w * x.mean()).var(0, unbiased=False), w=nn.Parameter(torch.randn(2, 3)))
     assert [axis.size for axis in sec.trace(model, X).axes] == [2]
+
+
+class Windowed(nn.Module):
+    """Two branches take features apart, and nothing that is known leads to them."""
+
+    def __init__(self):
+        super().__init__()
+        self.a, self.b, self.plugin = Linear(6, 8), Linear(8, 3), None
+
+    def forward(self, x, given=None):
+        h = self.a(x)
+        if x.shape[0] == 77:
+            h = h[:, :4].repeat(1, 2)
+        if x.shape[0] < 77:
+            h = h + (h[:, 2:] if x.shape[1] == 78 else h)
+        return self.b(h)
+
+
+def test_a_branch_that_takes_tensors_apart_and_that_no_run_took_is_told_with_its_line():
+    first = Windowed.forward.__code__.co_firstlineno
+    file = "test_trace_told.py"
+    assert {(u.what, u.where) for u in sec.trace(Windowed(), X).unseen if "code does" in u.what} == {
+        ("what the code does if x.shape[0] == 77", f"{file}:{first + 3}"),
+        ("what the code does if x.shape[1] == 78", f"{file}:{first + 5}"),
+    }
+
+
+def test_a_branch_that_some_example_took_is_not_told():
+    graph = sec.trace(Windowed(), sec.Examples(X, torch.randn(77, 6)))
+    assert [u.what for u in graph.unseen if "code does" in u.what] == ["what the code does if x.shape[1] == 78"]
+
+
+def test_a_key_of_an_input_that_is_asked_for_is_told():
+    class Weighed(Added):
+        def forward(self, batch):
+            h = self.a(batch["x"])
+            return self.b(h * batch["weight"] if "weight" in batch else h)
+
+    graph = sec.trace(Weighed(), ({"x": X},))
+    assert [u.what for u in graph.unseen] == ["what forward does when it is given batch['weight']"]
+
+
+def test_a_method_without_layers_is_not_taken_for_seen_by_being_given_something_else():
+    class Halved(Added):
+        def forward(self, x):
+            return self.b(self.a(x))
+
+        def halved(self, features):
+            return features[:, :4]
+
+    graph = sec.trace(Halved(), X)
+    assert [u.what for u in graph.unseen] == ["what Halved.halved does, which forward does not call"]

@@ -194,7 +194,7 @@ class Size(Remembering, int):
         return int.__hash__(_leak(self))
 
     def bit_length(self) -> int:
-        return _as_value(self, "bit_length()").bit_length()
+        return as_value(self, "bit_length()").bit_length()
 
     def __bool__(self) -> bool:
         outcome = plain(self) != 0
@@ -203,10 +203,10 @@ class Size(Remembering, int):
         return outcome
 
     def __float__(self) -> float:
-        return float(_as_value(self, "float()"))
+        return float(as_value(self, "float()"))
 
     def __int__(self) -> int:
-        return _as_value(self, "int()")
+        return as_value(self, "int()")
 
     def __pos__(self) -> Size:
         return self
@@ -215,7 +215,7 @@ class Size(Remembering, int):
         return self if plain(self) >= 0 else -self
 
     def __round__(self, digits: Any = None) -> Any:
-        return self if digits is None else round(_as_value(self, "round()"), digits)
+        return self if digits is None else round(as_value(self, "round()"), digits)
 
     def __ceil__(self) -> Size:
         return self
@@ -240,7 +240,7 @@ class Size(Remembering, int):
 
     def __array_ufunc__(self, ufunc: Any, method: str, *inputs: Any, **kwargs: Any) -> Any:
         """NumPy computes with the number, not with the size."""
-        numbers = [_as_value(i, ufunc.__name__) if isinstance(i, Size) else i for i in inputs]
+        numbers = [as_value(i, ufunc.__name__) if isinstance(i, Size) else i for i in inputs]
         return getattr(ufunc, method)(*numbers, **kwargs)
 
 
@@ -261,7 +261,7 @@ def expr_of(value: float) -> Expr:
     return Lit(plain(value) if isinstance(value, int) else value)
 
 
-def _as_value(size: Size, use: str) -> int:
+def as_value(size: Size, use: str) -> int:
     if size.listener is not None:
         size.listener.on_value(size.expr, use)
     return plain(size)
@@ -269,7 +269,7 @@ def _as_value(size: Size, use: str) -> int:
 
 def _as_float(size: Size, symbol: str, other: Any, swapped: bool) -> float:
     """A float made of a size."""
-    mine, theirs = _as_value(size, symbol), plain(other) if isinstance(other, int) else float(other)
+    mine, theirs = as_value(size, symbol), plain(other) if isinstance(other, int) else float(other)
     left, right = (theirs, mine) if swapped else (mine, theirs)
     value = float(ARITHMETIC[symbol](left, right))
     if size.listener is None:
@@ -331,7 +331,7 @@ def _bits(name: str) -> Callable[[Size, Any], Any]:
     compute = getattr(int, name)
 
     def method(self: Size, other: Any) -> Any:
-        return compute(_as_value(self, name), _as_value(other, name) if isinstance(other, Size) else other)
+        return compute(as_value(self, name), as_value(other, name) if isinstance(other, Size) else other)
 
     return method
 

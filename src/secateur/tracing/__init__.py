@@ -81,7 +81,8 @@ def _trace(model: nn.Module, example: Any, variants: bool) -> Graph:
     more = Variants(model, capture, partial(_attempt, model, fake=fake, flowing=idle))
     if variants:
         more.add(first)
-    unseen = [*more.unseen, *never_seen(model, (first, *others, *more.shown), capture, more.both_ways)]
+    told = {one.where for one in more.unseen}
+    unseen = [*more.unseen, *never_seen(model, (first, *others, *more.shown), capture, more.both_ways, told)]
     graph = build(model, (first, *others, *more.accepted), capture, unseen)
     if variants and fake and _rehearse(graph, capture, unseen):
         graph = build(model, (first, *others, *more.accepted), capture, unseen)

@@ -41,6 +41,7 @@ from secateur.tracing.recorders import FunctionRecorder, OpRecorder
 from secateur.tracing.rehearsal import Numbers
 from secateur.tracing.standins import watching
 from secateur.tracing.tracer import Tracer
+from secateur.tracing.untaken import watched_codes
 from secateur.tracing.widths import told_widths
 
 # Layers whose own code does not read these attributes: torch's others compare or compute with them.
@@ -64,6 +65,18 @@ class InputDim(Boundary):
 
 
 @dataclass(frozen=True)
+class Beside:
+    """A method that is called beside forward, by some modules, with what.
+
+    That is what forward is given, or the tensor with this number of those that are `put_out`.
+    """
+
+    method: str
+    owners: tuple[str, ...]
+    put_out: int | None = None
+
+
+@dataclass(frozen=True)
 class ModelCall:
     """One call of the model: with what, and in which mode."""
 
@@ -74,7 +87,7 @@ class ModelCall:
     attributes: tuple[tuple[Place, Any], ...] = ()  # those that are otherwise, and what they hold then
     added: str = ""  # an argument that the user's example leaves out
     watched: tuple[str, ...] = ()  # variables of forward that are looked at when it returns
-    beside: tuple[str, tuple[str, ...]] | None = None  # a method that is called too, with what its modules are given
+    beside: Beside | None = None
 
 
 @dataclass
@@ -94,6 +107,7 @@ class Capture:
     outputs: list[list[tuple[int, ...]]] = field(default_factory=list)  # shapes of what each call put out
     unasked: list[Layout] = field(default_factory=list)  # dimensions of what the example does not ask for
     watched: dict[str, Any] = field(default_factory=dict)  # what was looked at, with zeros for its tensors
+    reached: set[tuple[int, int]] = field(default_factory=set)  # what ran of code that is watched, with where in it
 
 
 def captured(
@@ -173,6 +187,7 @@ class _Recorded:
             self._follow(module, name)
         for one, other in self._swapped:
             _swap(model, one, other)
+        watched = frozenset(map(id, watched_codes(names)))
         before = _left_in(names) if any(call.again for call in self._calls) else []
         for number, call in enumerate(self._calls):
             if call.again and before == _left_in(names):
@@ -183,10 +198,10 @@ class _Recorded:
             for place, value in call.attributes:
                 write(model, place, value)
             if call.beside is not None:
-                self._call_beside(model, *call.beside)
+                self._call_beside(model, call.beside)
             args, kwargs = arguments(self._input(call.example, call.added))
             self.tracer.sizes.judges = not call.training  # a cut is exact if what it puts out is, in eval mode
-            functions = FunctionRecorder(self.tracer, self._ops, self._contrary)
+            functions = FunctionRecorder(self.tracer, self._ops, self._contrary, watched, self._capture.reached)
             self._numbers = Numbers(model, sizes=self.tracer.sizes) if self.tracer.timed else None
             with self.mode or nullcontext(), self._ops, functions:
                 if not number:
@@ -199,16 +214,23 @@ class _Recorded:
             self._outputs(model, output, call.asked)
         self._capture.rewritten |= {n for n, at in self._capture.places.items() if self._replaced(model, at)}
 
-    def _call_beside(self, model: nn.Module, method: str, owners: Sequence[str]) -> None:
-        """Let modules call another method, too, with those of forward's arguments that it takes by name."""
+    def _call_beside(self, model: nn.Module, beside: Beside) -> None:
+        """Let modules call another method: with those of forward's arguments that it takes by name, or in order."""
 
-        def call(module: Any, args: Any, kwargs: Any, _output: Any) -> None:
+        def call(module: Any, args: Any, kwargs: Any, output: Any) -> None:
+            method = getattr(module, beside.method)
             given = inspect.signature(module.forward).bind(*args, **kwargs).arguments
-            taken = inspect.signature(getattr(module, method)).parameters
-            made = getattr(module, method)(**{name: given[name] for name in taken if name in given})
+            taken = inspect.signature(method).parameters
+            needed = [name for name, p in taken.items() if p.default is p.empty]
+            if beside.put_out is not None:
+                made = method([*tensors_in(output)][beside.put_out])
+            elif set(needed) <= set(given):
+                made = method(**{name: given[name] for name in taken if name in given})
+            else:
+                made = method(*[*given.values()][: len(needed)])
             self._capture.unasked += [dim for tensor in tensors_in(made) for dim in layouts_of(tensor)]
 
-        for owner in owners:
+        for owner in beside.owners:
             model.get_submodule(owner).register_forward_hook(call, with_kwargs=True)
 
     def _replaced(self, model: nn.Module, place: Place) -> bool:

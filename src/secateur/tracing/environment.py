@@ -19,7 +19,7 @@ from torch import nn
 
 from secateur.compat import FAKE_LOGGER
 from secateur.sizes.explain import Explainer
-from secateur.sizes.size import Size
+from secateur.sizes.size import Size, as_value
 from secateur.state.leftovers import CACHED, classes, of_ours
 from secateur.state.patches import OWN_ATTENTION, SLOW_ATTENTION, UNSCRIPTED, Patch, patched
 from secateur.tracing.stated import functions_of, words
@@ -100,7 +100,8 @@ def _telling(sizes: Explainer | None) -> list[Patch]:
 def _told(function: Callable[..., Any], sizes: Explainer | None) -> Callable[..., Any]:
     @functools.wraps(function)
     def told(*args: Any) -> Any:
-        result = function(*(int(a) if isinstance(a, Size) else a for a in args))
+        name = f"{function.__name__}()"
+        result = function(*(as_value(a, name) if isinstance(a, Size) else a for a in args))
         if sizes is not None and type(result) is float and any(isinstance(a, Size) or sizes.is_told(a) for a in args):
             sizes.tell(result)
         return result

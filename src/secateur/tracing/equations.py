@@ -13,7 +13,7 @@ import math
 import random
 import re
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
@@ -195,7 +195,8 @@ class Equations:
                 elif unknown:
                     rest.append(equation)
             if len(rest) == len(pending):
-                hardest = _hardest(rest, [p for e in rest for p in self._unknown(e) if p in fields and p not in stays])
+                among = fields or {place for e in rest for side in (e.left, e.right) for place in _divisors(side)}
+                hardest = _hardest(rest, [p for e in rest for p in self._unknown(e) if p in among and p not in stays])
                 if hardest is None:
                     break
                 stays.add(hardest)
@@ -318,9 +319,8 @@ def _follows(equation: SizeEquation, lone: Collection[Atom]) -> bool:
 
 def _distinct(constraints: Iterable[Constraint]) -> list[Constraint]:
     """Each only once: runs say the same about the same axes."""
-    return list({(c.symbol, c.outcome, _key(c.left), _key(c.right)): c for c in reversed([*constraints])}.values())[
-        ::-1
-    ]
+    found = {(c.symbol, c.outcome, _key(c.left), _key(c.right)): c for c in reversed([*constraints])}
+    return [*found.values()][::-1]
 
 
 def _key(expr: Expr) -> object:
@@ -358,6 +358,14 @@ def _reason(constraint: Constraint, names: Mapping[Atom, str]) -> str:
 def _uses(expr: Expr, place: Place) -> int:
     """How often an expression reads a place."""
     return sum(isinstance(part, Attr) and part.place == place for part in parts(expr))
+
+
+def _divisors(expr: Expr) -> Iterator[Place]:
+    """The places by which something is divided: a number of heads may stay as it is where a width follows."""
+    if isinstance(expr, Op):
+        if expr.symbol in ("//", "/") and isinstance(expr.right, Attr):
+            yield expr.right.place
+        yield from (*_divisors(expr.left), *_divisors(expr.right))
 
 
 def _hardest(equations: Sequence[Constraint], among: Sequence[Place]) -> Place | None:

@@ -25,8 +25,8 @@ _ACTS = re.compile(
 )
 _PURE = frozenset(
     (
-        *("abs", "all", "any", "bool", "dict", "divmod", "enumerate", "float", "int", "isinstance", "len", "list"),
-        *("max", "min", "range", "reversed", "round", "sorted", "str", "sum", "super", "tuple", "zip"),
+        *("abs", "all", "any", "bool", "dict", "divmod", "enumerate", "float", "getattr", "int", "isinstance"),
+        *("len", "list", "max", "min", "range", "reversed", "round", "sorted", "str", "sum", "super", "tuple", "zip"),
     )
 )
 
@@ -37,25 +37,31 @@ class Purity:
 
     module: nn.Module
     methods: Mapping[str, types.FunctionType]
-    _asked: set[str] = field(default_factory=set)
+    _asked: set[types.FunctionType] = field(default_factory=set)
 
     def computes(self, name: str) -> bool:
         """Whether every call in a method is one of a layer, of a tensor, or of a function that computes."""
-        if name in self._asked:
-            return True
-        self._asked.add(name)
-        function = self.methods.get(name)
-        tree = None if function is None else parsed(function)
-        if function is None or tree is None:
+        return self._does(self.methods.get(name), own=True)
+
+    def _does(self, function: Any, own: bool) -> bool:
+        """The same of any function; `own`: a method, whose first argument is the module."""
+        if not isinstance(function, types.FunctionType) or (tree := parsed(function)) is None:
             return False
-        me, calls = tree.args.args[0].arg, (node.func for node in ast.walk(tree) if isinstance(node, ast.Call))
+        if function in self._asked:
+            return True
+        self._asked.add(function)
+        me, calls = (
+            tree.args.args[0].arg if own else "",
+            (node.func for node in ast.walk(tree) if isinstance(node, ast.Call)),
+        )
         return all(self._harmless(called, me, function.__globals__) for called in calls)
 
     def _harmless(self, called: ast.expr, me: str, known: Mapping[str, Any]) -> bool:
         if isinstance(called, ast.Subscript):  # self.layers[0](x)
             return self._is_layer(called.value, me)
         if isinstance(called, ast.Name):
-            return called.id in _PURE or _computes(known.get(called.id), called.id)
+            named = known.get(called.id)
+            return called.id in _PURE or _computes(named, called.id) or self._does(named, own=False)
         if not isinstance(called, ast.Attribute) or _ACTS.fullmatch(called.attr):
             return False
         text = ast.unparse(called)

@@ -6,9 +6,10 @@ they lead to. So the op level learns about layouts, and when a function returns,
 layouts that its tensors then have.
 """
 
+import sys
 import types
 import weakref
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from functools import partial
 from typing import Any
 
@@ -30,6 +31,7 @@ from secateur.ops.arguments import bound
 from secateur.ops.asking import COUNTS, LENGTHS, SHAPE
 from secateur.ops.record import alike, function_record, is_op, part, record_of, sizes_of
 from secateur.ops.value import known, layouts_of
+from secateur.sizes.explain import is_capture
 from secateur.sizes.size import Dim, Op, Size
 from secateur.tracing.outlines import DEVICE, carried_out
 from secateur.tracing.tracer import SEVERAL, Tracer, tensors_among
@@ -75,8 +77,16 @@ class OpRecorder(TorchDispatchMode):
 class FunctionRecorder(TorchFunctionMode):
     """Sees every torch function, with the sizes that it was called with still knowing where they came from."""
 
-    def __init__(self, tracer: Tracer, ops: OpRecorder, contrary: Iterable[str] = ()) -> None:
+    def __init__(
+        self,
+        tracer: Tracer,
+        ops: OpRecorder,
+        contrary: Iterable[str] = (),
+        watched: Collection[int] = (),
+        reached: set[tuple[int, int]] | None = None,
+    ) -> None:
         super().__init__()
+        self._watched, self._reached = watched, set() if reached is None else reached
         self.tracer = tracer
         self.ops = ops
         self.inside: list[Any] = []
@@ -84,6 +94,8 @@ class FunctionRecorder(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, kinds: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
+        if self._watched:
+            self._note_frames()
         if func == SHAPE:
             return self.tracer.shape_of(args[0], func(*args))
         if type(func) is types.MethodWrapperType:  # another attribute of a tensor, which takes no numbers
@@ -122,6 +134,14 @@ class FunctionRecorder(TorchFunctionMode):
         given = partial(_layouts_among, (args, kwargs))
         self.tracer.sizes.account(getattr(func, "__name__", "") or str(func), given)
         return out
+
+    def _note_frames(self) -> None:
+        """Where the code that is watched is now."""
+        frame: types.FrameType | None = sys._getframe(2)
+        while frame is not None and not is_capture(frame):
+            if id(frame.f_code) in self._watched:
+                self._reached.add((id(frame.f_code), frame.f_lasti))
+            frame = frame.f_back
 
     def _run(self, func: Any, args: Any, kwargs: Any, *, seen: bool) -> Any:
         self.ops.seen = seen

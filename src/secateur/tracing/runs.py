@@ -20,6 +20,7 @@ def join(capture: Capture, other: Capture) -> None:
     capture.kinds = {**other.kinds, **capture.kinds}
     capture.places = {**other.places, **capture.places}
     capture.rewritten |= other.rewritten
+    capture.reached |= other.reached
     for name, flow in other.flows.items():
         capture.flows.setdefault(name, []).extend(flow)
     ours, theirs_too = capture.tracer, other.tracer

@@ -12,37 +12,29 @@ follows a cut by itself.
 from __future__ import annotations
 
 import ast
-import dis
+import enum
+import functools
 import inspect
 import operator
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache
 from itertools import islice
 from pathlib import Path
-from types import CodeType, FunctionType
+from types import FunctionType
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from secateur.state.held import Key, Place, read
+from secateur.state.held import Place, read
+from secateur.tracing.capture import Beside
 from secateur.tracing.examples import arguments, by_name
 from secateur.tracing.purity import Purity
-from secateur.tracing.stated import functions_of, is_torchs, is_users, own_name, parsed, words
+from secateur.tracing.questions import Question, asked, own_names, shapes
+from secateur.tracing.stated import functions_of, is_torchs, is_users, parsed
 
 _SOMETHING = "something else"
 _MOST = 4  # that are tried of each kind
-_MOST_READ = 1024  # methods whose questions, once found, are remembered
-_SHAPING = frozenset(
-    (
-        *("chunk", "expand", "flip", "fold", "narrow", "pixel_shuffle", "rearrange", "reduce", "repeat", "reshape"),
-        *("roll", "split", "tensor_split", "unflatten", "unfold", "view"),
-    )
-)
-
-_SLICING = frozenset(dis.opmap[name] for name in ("BUILD_SLICE", "BINARY_SLICE", "STORE_SLICE") if name in dis.opmap)
-
 
 _ASKS: dict[type[ast.cmpop], Callable[[Any, Any], bool]] = {
     ast.Eq: operator.eq,
@@ -67,6 +59,7 @@ class Setting:
     value: Any
     where: str
     guessed: bool = False  # made up, to be something else than what it is compared with
+    trained: bool = False  # whether the code asks about training mode, too
 
     def __str__(self) -> str:
         return f"{Place(self.owners[0], self.path)} = {self.value!r}"
@@ -74,10 +67,10 @@ class Setting:
 
 @dataclass(frozen=True)
 class OtherMethod:
-    """A method of a class, the modules that can call it with what they are given, and where it is."""
+    """A method of a class, the ways in which it may be called, likeliest first, and where it is."""
 
     name: str
-    owners: tuple[str, ...]
+    ways: tuple[Beside, ...]
     where: str
 
 
@@ -128,8 +121,47 @@ def _other_arguments(model: nn.Module, example: Any) -> Iterator[tuple[str, dict
         if type(p.default) is bool and type(now) is bool:
             yield name, {**given, name: not now}
         elif type(p.default) is str and tree is not None:
-            asked = dict.fromkeys(_compared(node, name) for node in ast.walk(tree))
-            yield from ((name, {**given, name: value}) for value in asked if value is not None and value != now)
+            texts = dict.fromkeys((*_compared_with(tree, name), *_written(p.annotation)))
+            yield from ((name, {**given, name: value}) for value in texts if value is not None and value != now)
+
+
+def keys_asked(model: nn.Module, example: Any) -> Iterator[tuple[str, dict[str, Any] | None]]:
+    """Keys by which forward asks an argument that is a dict, or further arguments, and that are not there.
+
+    With each, an example in which it is true, if that is all that is asked.
+    """
+    signature, given = _given(model, example)
+    tree = parsed(inspect.unwrap(type(model).forward)) if is_users(type(model)) else None
+    for name, p in signature.parameters.items() if tree is not None else ():
+        further = p.kind is p.VAR_KEYWORD
+        there: Any = {} if further else given.get(name)
+        for key, flag in _keys(tree, name).items() if type(there) is dict else ():
+            more = {**given, key: True} if further else {**given, name: {**there, key: True}}
+            if key not in there and key not in given:
+                yield f"{name}[{key!r}]", more if flag else None
+
+
+def _keys(tree: ast.FunctionDef | None, name: str) -> dict[str, bool]:
+    """The keys that code asks a dict for, and whether all that it asks is whether what is there is true."""
+    found: dict[str, bool] = {}
+    for node in ast.walk(tree) if tree is not None else ():
+        flags = _truths(node.test) if isinstance(node, ast.If | ast.IfExp | ast.While) else []
+        for each, flag in ((node, False), *((test, True) for test in flags)):
+            key: ast.expr | None = None
+            if isinstance(each, ast.Call) and ast.unparse(each.func) == f"{name}.get" and each.args:
+                key = each.args[0]
+            elif isinstance(each, ast.Compare) and isinstance(each.ops[0], ast.In | ast.NotIn):
+                key = each.left if ast.unparse(each.comparators[0]) == name else None
+            if isinstance(key, ast.Constant) and isinstance(key.value, str):
+                found[key.value] = found.get(key.value, False) or (flag and isinstance(each, ast.Call))
+    return found
+
+
+def _truths(test: ast.expr) -> list[ast.expr]:
+    """What a test asks whether it is true."""
+    if isinstance(test, ast.BoolOp):
+        return [each for value in test.values for each in _truths(value)]
+    return _truths(test.operand) if isinstance(test, ast.UnaryOp) else [test]
 
 
 def _given(model: nn.Module, example: Any) -> tuple[inspect.Signature, dict[str, Any]]:
@@ -154,17 +186,22 @@ def other_methods(model: nn.Module, idle: Collection[str] = ()) -> Iterator[Othe
             owners.setdefault(type(module), []).append(name)
     for kind, names in owners.items():
         found = {f.__name__: f for base in kind.__mro__[::-1] if is_users(base) for f in functions_of(base)}
-        reached = _reached(found)
-        for name in (name for name in found if name not in reached):
-            code = found[name].__code__
-            tree = parsed(found[name]) if not name.startswith("_") else None
-            if tree is not None and (
-                _shapes(*tree.body) or _own_names(tree.args.args[0].arg, tree) & _first_names(names, idle)
-            ):
-                takes = _needed(found[name]) and _needed(found[name]) == _needed(kind.forward)
-                takes = takes and Purity(model.get_submodule(names[0]), found).computes(name)
+        reached, module, idle_here = _reached(found), model.get_submodule(names[0]), _first_names(names, idle)
+        for name in (name for name in found if name not in reached and not name.startswith("_")):
+            tree = parsed(found[name])
+            own = own_names(tree.args.args[0].arg, tree) if tree is not None else frozenset[str]()
+            if tree is not None and (shapes(found[name], _class(module)) or own & idle_here):
+                computes = Purity(module, found).computes(name)
+                layers = not own.isdisjoint((*found, *module._modules, *module._parameters))
+                numbers = _ways(_needed(found[name]), _needed(kind.forward), layers) if computes else []
+                ways = tuple(Beside(name, tuple(names), number) for number in numbers)
+                code = found[name].__code__
                 where = f"{Path(code.co_filename).name}:{code.co_firstlineno}"
-                yield OtherMethod(f"{kind.__name__}.{name}", tuple(names) if takes else (), where)
+                yield OtherMethod(f"{kind.__name__}.{name}", ways, where)
+
+
+def _class(module: nn.Module) -> type:
+    return type(module)
 
 
 def _reached(functions: Mapping[str, FunctionType]) -> set[str]:
@@ -176,6 +213,17 @@ def _reached(functions: Mapping[str, FunctionType]) -> set[str]:
             reached.add(name)
             todo += functions[name].__code__.co_names
     return reached
+
+
+def _ways(needs: list[str], given: list[str], layers: bool) -> list[int | None]:
+    """What a method may be called with: what forward is given, or one of the tensors that it puts out, by number.
+
+    Arguments of other names are tried where the method has `layers` to tell what fits.
+    """
+    if not needs or needs == given:
+        return [None] if needs else []
+    same = [None] if len(needs) == len(given) else []
+    return [*same, *(range(_MOST) if len(needs) == 1 else ())] if layers else []
 
 
 def _needed(function: Any) -> list[str]:
@@ -192,14 +240,17 @@ def other_attributes(model: nn.Module, idle: Collection[str] = ()) -> list[Setti
             owners.setdefault(type(module), []).append(name)
     found: dict[tuple[type, tuple[Any, ...], str], Setting] = {}
     for kind, names in owners.items():
-        for path, test, where, reaches in _asked(kind, _first_names(names, idle)):
+        for question, function, reaches in asked(kind, _first_names(names, idle)):
+            path, code = question.path, function.__code__
+            where = f"{Path(code.co_filename).name}:{code.co_firstlineno + question.line - 1}"
             for owner in names:
-                for other, guessed in _otherwise(model, Place(owner, path), test, reaches):
+                for other, guessed in _otherwise(model, Place(owner, path), question, function, reaches):
                     if is_users(kind) or (len(path) == 1 and type(other) in (bool, str)):
-                        one = found.setdefault((kind, path, repr(other)), Setting((), path, other, where, guessed))
+                        new = Setting((), path, other, where, guessed, "training" in code.co_names)
+                        one = found.setdefault((kind, path, repr(other)), new)
                         owned = tuple(dict.fromkeys((*one.owners, owner)))
                         found[kind, path, repr(other)] = replace(one, owners=owned)
-    return list(found.values())[:_MOST]
+    return sorted(found.values(), key=lambda one: one.guessed)[:_MOST]
 
 
 def _first_names(owners: Sequence[str], tensors: Iterable[str]) -> set[str]:
@@ -212,147 +263,87 @@ def _first_names(owners: Sequence[str], tensors: Iterable[str]) -> set[str]:
     return {t.removeprefix(start).partition(".")[0] for t in tensors for start in starts if t.startswith(start)}
 
 
-def _asked(kind: type[nn.Module], idle: Collection[str]) -> Iterator[tuple[tuple[Any, ...], ast.expr, str, bool]]:
-    """The attributes that decide about shapes: the way there, the question, file and line.
-
-    So do those by which something `idle` may be reached; whether it is so, too.
-    """
-    for function in (f for base in kind.__mro__ if not is_torchs(base) for f in functions_of(base)):
-        code = function.__code__
-        may = function.__name__ != "__init__" and (_may_shape(code) or not words(code).isdisjoint(idle))
-        if not may or (tree := parsed(function)) is None:
-            continue
-        for one in _questions(tree):
-            reaches = not one.names.isdisjoint(idle)
-            if reaches or one.shapes:
-                where = f"{Path(code.co_filename).name}:{code.co_firstlineno + one.line - 1}"
-                yield one.path, one.test, where, reaches
-
-
-@dataclass(frozen=True)
-class _Question:
-    """What a method asks of an attribute: the way there, the test, its line, and what is decided by it."""
-
-    path: tuple[Any, ...]
-    test: ast.expr
-    line: int
-    shapes: bool  # code that takes tensors apart, or gives them shapes
-    names: frozenset[str]  # attributes of the module that such code names
-
-
-@lru_cache(_MOST_READ)
-def _questions(method: ast.FunctionDef) -> tuple[_Question, ...]:
-    """Those of a method's source, which is looked through once."""
-    me, found = method.args.args[0].arg, list[_Question]()
-    for node in ast.walk(method):
-        if not isinstance(node, ast.If | ast.IfExp):
-            continue
-        branches = _decided(node)
-        shapes, names = _shapes(*branches), _own_names(me, *branches)
-        read = {ast.unparse(each) for part in branches for each in _beside_tests(part)} if shapes or names else set()
-        for test in (each for each in ast.walk(node.test) if isinstance(each, ast.expr)):
-            asked = test.left if isinstance(test, ast.Compare) else test
-            # What the branch reads, too, is a number that it works with, not a choice.
-            if (shapes or names) and (path := _way(asked, me)) and ast.unparse(asked) not in read:
-                found.append(_Question(path, test, node.lineno, shapes, names))
-    return tuple(found)
-
-
-def _beside_tests(node: ast.AST) -> Iterator[ast.AST]:
-    """What is in some code, but for the questions that it asks."""
-    yield node
-    for name, value in ast.iter_fields(node):
-        for each in value if isinstance(value, list) else (value,):
-            if name != "test" and isinstance(each, ast.AST):
-                yield from _beside_tests(each)
-
-
-def _way(node: ast.expr, me: str) -> tuple[Any, ...]:
-    """The steps to what is written as an attribute, or as something inside of one; empty if it is neither.
-
-    >>> _way(ast.parse("self.config.modes['a']", mode="eval").body, "self")
-    ('config', 'modes', Key(key='a'))
-    """
-    if name := own_name(node, me):
-        return (name,)
-    if isinstance(node, ast.Attribute) and (path := _way(node.value, me)):
-        return (*path, node.attr)
-    if isinstance(node, ast.Subscript) and isinstance(node.slice, ast.Constant) and (path := _way(node.value, me)):
-        key = node.slice.value
-        return (*path, key if type(key) is int else Key(key))
-    return ()
-
-
-def _otherwise(model: nn.Module, place: Place, test: ast.expr, guess: bool) -> Iterator[tuple[Any, bool]]:
+def _otherwise(
+    model: nn.Module, place: Place, question: Question, function: FunctionType, guess: bool
+) -> Iterator[tuple[Any, bool]]:
     """What an attribute might hold for a question about it to come out otherwise than now; whether that is a guess."""
+    test = question.test
     try:
         now = read(model, place)
-    except (AttributeError, IndexError, KeyError, TypeError):  # a property, a part, or not there
-        return
-    if not isinstance(test, ast.Compare):
-        if type(now) is bool:
-            yield not now, False
-        return
-    try:
-        other = ast.literal_eval(test.comparators[0])
-        holds = _ASKS[type(test.ops[0])]
-        tries = ((each, each is _SOMETHING) for each in (*_near(other, now), *((_SOMETHING,) if guess else ())))
+        if question.works and (now is None or type(now) in (int, float)):
+            yield from ((1, True),) if now is None else ()  # most often a number is left out
+            return
+        if not isinstance(test, ast.Compare):
+            yield from ((other, type(now) is not bool) for other in _untrue(now))
+            return
+        holds, left = _ASKS[type(test.ops[0])], isinstance(test.ops[0], ast.In | ast.NotIn) and _is_constant(test.left)
+        other = _constant(test.left if left else test.comparators[0], function)
+        if left:
+            yield from ((each, False) for each in _with(other, now))
+            return
+        made_up = guess or (type(now) is str and question.shapes)
+        tries = ((each, each is _SOMETHING) for each in (*_near(other, now), *((_SOMETHING,) if made_up else ())))
         yield from islice((each for each in tries if holds(each[0], other) != holds(now, other)), 1)
-    except (KeyError, TypeError, ValueError):  # compared with something else than a constant, or with another kind
-        return
+    except (AttributeError, IndexError, KeyError, TypeError, ValueError):
+        return  # a property, a part, or not there; compared with what is no constant, or of another kind
+
+
+def _untrue(now: Any) -> list[Any]:
+    """What is true if something is not, and the other way around."""
+    if now is None:
+        return [True]
+    return [type(now)(not now)] if type(now) in (bool, int) else []
+
+
+def _with(item: Any, now: Any) -> list[Any]:
+    """A container with something in it that is not, or without it."""
+    kind = type(now)
+    if kind in (list, tuple, set, frozenset):
+        return [kind(each for each in now if each != item) if item in now else kind([*now, item])]
+    return []
+
+
+def _is_constant(node: ast.expr) -> bool:
+    return isinstance(node, ast.Constant)
+
+
+def _constant(node: ast.expr, function: FunctionType) -> Any:
+    """What is written somewhere: as it is, or as a name of the function's module, or in one (`Mode.SUM`)."""
+    try:
+        return ast.literal_eval(node)
+    except ValueError:
+        name, *rest = ast.unparse(node).split(".")
+        return functools.reduce(getattr, rest, function.__globals__[name])
 
 
 def _near(other: Any, now: Any) -> list[Any]:
     """What may be tried in the place of what an attribute holds, by what it is compared with."""
     if type(other) in (tuple, list, set):
         return list(other)
+    if isinstance(now, enum.Enum):
+        return [other, *type(now)]
     if type(other) in (int, float) and type(now) in (int, float):
         return [other, other + 1, other - 1]
     return [other] if other is None or type(other) is type(now) else []
 
 
-def _compared(node: ast.AST, name: str) -> str | None:
-    """The text that something is compared with."""
-    if isinstance(node, ast.Compare) and len(node.ops) == 1 and isinstance(node.ops[0], ast.Eq | ast.NotEq):
-        other = node.comparators[0]
-        if ast.unparse(node.left) == name and isinstance(other, ast.Constant) and isinstance(other.value, str):
-            return other.value
-    return None
+def _compared_with(tree: ast.AST, name: str) -> Iterator[str]:
+    """The texts that something is compared with."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Compare) and len(node.ops) == 1 and isinstance(node.ops[0], ast.Eq | ast.NotEq):
+            other = node.comparators[0]
+            if ast.unparse(node.left) == name and isinstance(other, ast.Constant) and isinstance(other.value, str):
+                yield other.value
 
 
-def _decided(node: ast.If | ast.IfExp) -> list[ast.AST]:
-    return [node.body, node.orelse] if isinstance(node, ast.IfExp) else [*node.body, *node.orelse]
-
-
-def _shapes(*branches: ast.AST) -> bool:
-    """Whether code takes tensors apart, or gives them shapes."""
-    for each in (inner for branch in branches for inner in ast.walk(branch)):
-        if isinstance(each, ast.Slice) and any(map(_far, (each.lower, each.upper, each.step))):
-            return True
-        name = getattr(each.func, "attr", getattr(each.func, "id", "")) if isinstance(each, ast.Call) else ""
-        if name in _SHAPING:
-            return True
-    return False
-
-
-def _may_shape(code: CodeType) -> bool:
-    """What tells, without the source, that code does not take tensors apart."""
-    inner = (one for one in code.co_consts if isinstance(one, CodeType))
-    sliced = not _SLICING.isdisjoint(code.co_code[::2]) or any(type(one) is slice for one in code.co_consts)
-    return sliced or not _SHAPING.isdisjoint(words(code)) or any(map(_may_shape, inner))
-
-
-def _own_names(me: str, *branches: ast.AST) -> frozenset[str]:
-    """The attributes of the module that code names."""
-    named = (own_name(each, me) for branch in branches for each in ast.walk(branch))
-    return frozenset(name for name in named if name)
-
-
-def _far(bound: ast.expr | None) -> bool:
-    """Whether the bound of a slice is more than a step from either end."""
-    text = ast.unparse(bound) if bound is not None else "0"
-    return text not in ("0", "1", "-1")
+def _written(annotation: Any) -> Iterator[str]:
+    """The texts that an annotation says there are: `Literal["mean", "max"]`."""
+    text = annotation if isinstance(annotation, str) else str(annotation)
+    tree = ast.parse(text, mode="eval") if "Literal[" in text else None
+    for node in ast.walk(tree) if tree is not None else ():
+        if isinstance(node, ast.Constant) and isinstance(node.value, str):
+            yield node.value
 
 
 __all__ = ["OtherMethod", "Setting", "fewer_arguments", "left_out", "more_arguments", "other_arguments"]
-__all__ += ["other_attributes", "other_methods"]
+__all__ += ["keys_asked", "other_attributes", "other_methods"]

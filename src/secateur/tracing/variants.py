@@ -10,8 +10,9 @@ showed is said.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +34,7 @@ from secateur.tracing.examples import (
 from secateur.tracing.runs import at_odds, join
 from secateur.tracing.settings import (
     fewer_arguments,
+    keys_asked,
     left_out,
     more_arguments,
     other_arguments,
@@ -41,6 +43,7 @@ from secateur.tracing.settings import (
 )
 from secateur.tracing.standins import stand_ins
 from secateur.tracing.unreached import alike_beside, idle_modules
+from secateur.tracing.untaken import untaken
 
 _MOST_SWAPS = 4  # runs in which modules that were not reached change places with others
 _DATA = "DataDependent"  # how torch says that fake tensors have no values
@@ -105,15 +108,20 @@ class Variants:
         for name, other in other_arguments(self._model, example):
             if self._chosen(ModelCall(other, asked=False), f"{name}={other[name]!r}"):
                 self.shown.append(other)
+        for key, more in islice(keys_asked(self._model, example), _MOST_DECISIONS):
+            if more is None or not self._chosen(ModelCall(more, asked=False), f"{key}=True"):
+                self.unseen.append(Unseen(f"what forward does when it is given {key}", _place(type(self._model))))
         values = self._capture.values
         idle = [n for n, v in values.items() if v.dims and not v.used and n not in self._capture.places]
         for setting in other_attributes(self._model, idle):
             changes = tuple((Place(owner, setting.path), setting.value) for owner in setting.owners)
-            if not self._chosen(ModelCall(example, asked=False, attributes=changes)) and not setting.guessed:
+            modes = (False, True) if setting.trained else (False,)
+            tried = [self._chosen(ModelCall(example, training=mode, asked=False, attributes=changes)) for mode in modes]
+            if not any(tried) and not setting.guessed:
                 self.unseen.append(Unseen(f"what the code does when {setting}", setting.where))
         for number, method in enumerate(other_methods(self._model, idle)):
-            call = ModelCall(example, asked=False, beside=(method.name.rpartition(".")[2], method.owners))
-            if number >= _MOST_METHODS or not method.owners or not self._chosen(call):
+            calls = (ModelCall(example, asked=False, beside=way) for way in method.ways)
+            if number >= _MOST_METHODS or not any(map(self._chosen, calls)):
                 self.unseen.append(Unseen(f"what {method.name} does, which forward does not call", method.where))
 
     def _more(self, example: Any) -> None:
@@ -134,7 +142,8 @@ class Variants:
         choice reaches is asked for by nobody else, and stays. So does what a caller gets by it in the answer's place.
         """
         found = self._attempt([call])
-        if isinstance(found, Refused) or (call.attributes and at_odds(self._capture, found)):
+        supposed = call.attributes or call.beside
+        if isinstance(found, Refused) or (supposed and at_odds(self._capture, found)):
             return False
         new = [v for v in self._capture.values.values() if not v.used]
         join(self._capture, found)
@@ -228,10 +237,17 @@ def _swaps(model: nn.Module, capture: Capture, passed_over: set[str]) -> Iterato
             yield name, beside
 
 
-def never_seen(model: nn.Module, examples: Sequence[Any], capture: Capture, seen: set[str]) -> Iterator[Unseen]:
-    """What the runs that there were did not show; `seen`: lines whose decisions were seen both ways."""
+def never_seen(
+    model: nn.Module, examples: Sequence[Any], capture: Capture, seen: set[str], told: Collection[str] = ()
+) -> Iterator[Unseen]:
+    """What the runs that there were did not show; `seen`: lines whose decisions were seen both ways; `told` are some
+    of which it is known already."""
     for where in (line for line in capture.tracer.decisions if line not in seen):
         yield Unseen("what other numbers lead to that are read from data", where)
+    told = {*capture.tracer.decisions, *told}
+    for what, where in untaken(model.modules(), capture.reached):
+        if where not in told:
+            yield Unseen(f"what the code does {what}", where)
     for name in idle_modules(model, capture):
         yield Unseen(f"{name}: no run reached it", _place(_code_around(model, name)))
     left = _not_given(model, examples)
