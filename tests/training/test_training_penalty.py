@@ -185,6 +185,34 @@ def test_attached_it_does_the_same():
     assert attached._step == 20
 
 
+def test_rounds_of_iterate_that_learn_what_they_cut():
+    """Each round's way of cutting is a penalty until its target is met, then a cut that changes nothing."""
+    model, x = convolutions()
+    whole, changes = sec.macs(model, x), []
+
+    def learned(model, example, target):
+        train(model, example, sec.Penalty(sec.trace(model, example), strength=1e-3, target=target, steps=30), 30)
+        model.eval()
+        with torch.no_grad():
+            before = output(model, example)
+            sec.apply(model, sec.plan(sec.trace(model, example), sec.Zeros()))
+            changes.append(float((output(model, example) - before).abs().max()))
+
+    found = sec.iterate(
+        model,
+        x,
+        sec.Macs(0.6),
+        cut=learned,
+        fit=lambda model: None,
+        evaluate=lambda model: float(-output(model, x).detach().abs().mean()),
+        schedule=sec.schedule.linear(2),
+    )
+    assert len(changes) == 2
+    assert max(changes) < 1e-5
+    assert whole > found.rounds[1].macs > found.rounds[2].macs == sec.macs(model, x)
+    assert sec.macs(model, x) <= 0.6 * whole
+
+
 def test_one_step_by_hand():
     """SGD on nothing but a group lasso: each group of four 1s has length 2, so each weight loses rate · √4 / 2."""
     net = nn.Sequential(nn.Linear(2, 2), nn.ReLU(), nn.Linear(2, 1, bias=False))
@@ -237,10 +265,26 @@ def test_bad_input():
     assert all(torch.equal(a, b) for a, b in zip(before.values(), model.state_dict().values(), strict=True))
 
 
+class Aside(nn.Module):
+    """One layer's output is used by nobody."""
+
+    def __init__(self):
+        super().__init__()
+        self.a, self.side, self.b = nn.Linear(4, 8), nn.Linear(8, 6), nn.Linear(8, 2)
+
+    def forward(self, x):
+        x = self.a(x).relu()
+        self.side(x)
+        return self.b(x)
+
+
 def test_an_axis_that_cannot_be_zero_is_refused_with_the_reason():
     net = nn.Sequential(nn.Linear(4, 8), nn.LayerNorm(8), nn.Linear(8, 2))
     graph = sec.trace(net, torch.zeros(1, 4))
     with pytest.raises(sec.TrainingError, match="0 features cannot be learnt to be zero: it is not exact"):
         sec.Penalty(graph, only="0 features")
+    with pytest.raises(sec.TrainingError, match="side features cannot be learnt to be zero: no weight reads it"):
+        sec.Penalty(sec.trace(Aside(), torch.zeros(1, 4)), only="side features")
+    assert list(sec.Penalty(sec.trace(Aside(), torch.zeros(1, 4))).zeros) == ["a features"]
     summed = nn.Sequential(nn.Linear(4, 8), nn.Sigmoid(), nn.Linear(8, 2))
     sec.Penalty(sec.trace(summed, torch.zeros(1, 4)))  # a sigmoid of zero is not zero, but what reads it can be

@@ -261,6 +261,32 @@ def test_the_floor():
     assert pruning.stops({"accuracy": float("nan")})
     assert not pruning.stops({"accuracy": 0.9, "loss": 0.1})
     assert not pruning.stops({})
+    pruning.finish()
+
+
+@pytest.mark.parametrize("loop", [*WHATS, "penalty", "sparse training"])
+def test_a_loss_that_is_no_number_at_the_first_step_changes_nothing(loop):
+    model = net()
+    optimizer = torch.optim.AdamW(model.parameters(), 1e-2)
+    if loop == "penalty":
+        sec.Penalty(sec.trace(model, X[:1])).attach(model, optimizer)
+    elif loop == "sparse training":
+        training.SparseTraining(model, optimizer, training.GMP(0.5, end=10))
+    else:
+        training.Pruning(WHATS[loop]()).begin(model, optimizer)
+    (F.mse_loss(model(X), Y) * float("nan")).backward()
+    before = state(model)
+    with pytest.raises(sec.TrainingError, match="NaN or infinity before the first step: the loss was no number"):
+        optimizer.step()
+    assert all(torch.equal(before[name], value) for name, value in model.state_dict().items())
+    assert not optimizer.state
+
+
+def test_a_floor_of_a_metric_that_never_comes_is_said():
+    pruning = training.Pruning(cuts(), floor=training.Floor("acuracy", 0.9))
+    assert not pruning.stops({"accuracy": 0.1, "loss": 2.0})
+    with pytest.warns(sec.SecateurWarning, match="ever called 'acuracy'.*there were accuracy, loss"):
+        pruning.finish()
 
 
 def test_bad_input(tmp_path):
