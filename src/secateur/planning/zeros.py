@@ -25,7 +25,7 @@ def dead_positions(graph: Graph, axes: tuple[Axis, ...]) -> dict[Axis, Tensor]:
 
 
 def can_die(graph: Graph) -> tuple[Axis, ...]:
-    """The axes whose positions could go without a change if all their parameters were zero, and that something reads."""
+    """The axes that something reads, and whose positions could go without a change if all their parameters were 0."""
     effective = {name: torch.zeros(()).expand(tensor.shape) for name, tensor in graph.model.named_parameters()}
     effective |= {name: tensor for name, tensor in effective_tensors(graph) if name not in effective}
     known = roles(graph)
