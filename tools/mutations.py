@@ -160,6 +160,32 @@ MUTATIONS = [
     Mutation(
         "training/holdout.py:TrainingData._to_learn_from", "return batch", "tests/training/test_training_recover.py"
     ),
+    Mutation("training/optimizers.py:check_gradients", "return None", "tests/training/test_training_pruning.py"),
+    Mutation("training/penalties.py:HalfSpace.half_space", "return None", "tests/training/test_training_penalty.py"),
+    Mutation(
+        "training/penalties.py:GReg.__call__",
+        "return 0 * view.squares.sum()",
+        "tests/training/test_training_penalty.py",
+    ),
+    Mutation(
+        "training/penalties.py:Polarization.__call__",
+        "return view.squares.sum()",
+        "tests/training/test_training_penalty.py",
+    ),
+    Mutation("training/penalty.py:Penalty._control", "return None", "tests/training/test_training_penalty.py"),
+    Mutation("planning/zeros.py:_is_read", "return True", "tests/training/test_training_penalty.py"),
+    Mutation(
+        "training/sparse_training.py:_Masked.dense_gradient",
+        "return self.gradient",
+        "tests/training/test_training_sparse.py",
+    ),
+    Mutation("training/sparse_training.py:_over_processes", "return value", "tests/training/test_training_sparse.py"),
+    Mutation(
+        "training/dynamic/rigl.py:RigL.wish",
+        "return super().wish(layer, chance)",
+        "tests/training/test_training_sparse.py",
+    ),
+    Mutation("training/during.py:check_averages", "return None", "tests/training/test_training_pruning.py"),
     Mutation("training/lessons.py:Lessons._set_modes", "self.model.train()", "tests/training/test_training_recover.py"),
 ]
 
