@@ -185,6 +185,16 @@ MUTATIONS = [
         "return super().wish(layer, chance)",
         "tests/training/test_training_sparse.py",
     ),
+    Mutation(
+        "training/dynamic/regrowth.py:SET.wish",
+        "return torch.ones_like(layer.weight)",
+        "tests/training/test_training_sparse.py",
+    ),
+    Mutation(
+        "training/dynamic/gradual.py:cubic_part",
+        "return min(1.0, (step - begin) / (end - begin))",
+        "tests/training/test_training_sparse.py",
+    ),
     Mutation("training/during.py:check_averages", "return None", "tests/training/test_training_pruning.py"),
     Mutation("training/lessons.py:Lessons._set_modes", "self.model.train()", "tests/training/test_training_recover.py"),
 ]
