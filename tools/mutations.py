@@ -187,12 +187,17 @@ MUTATIONS = [
     ),
     Mutation(
         "training/dynamic/regrowth.py:SET.wish",
-        "return torch.ones_like(layer.weight)",
+        "return layer.weight.abs() * 0 + 1",
         "tests/training/test_training_sparse.py",
     ),
     Mutation(
         "training/dynamic/gradual.py:cubic_part",
         "return min(1.0, (step - begin) / (end - begin))",
+        "tests/training/test_training_sparse.py",
+    ),
+    Mutation(
+        "training/dynamic/movement.py:Movement.change",
+        "return super().change(layers, step, chance)",
         "tests/training/test_training_sparse.py",
     ),
     Mutation("training/during.py:check_averages", "return None", "tests/training/test_training_pruning.py"),

@@ -205,7 +205,7 @@ def test_sr_ste_is_the_formula():
 def test_movement_ranks_by_what_training_makes_larger():
     model = nn.Linear(4, 1, bias=False)
     with torch.no_grad():
-        model.weight.fill_(1.0)
+        model.weight.copy_(torch.tensor([[5.0, 1.0, 5.0, 1.0]]))  # by size it would be the others
     optimizer = torch.optim.SGD(model.parameters(), 0.01)
     sparse = training.SparseTraining(model, optimizer, training.Movement(0.5, begin=0, end=3, every=3))
     signs = torch.tensor([[1.0, -1.0, 2.0, -2.0]])  # the gradients: 1 and 3 shrink, 2 and 4 grow
