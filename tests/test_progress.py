@@ -62,6 +62,26 @@ def test_a_bar_inside_of_another_is_not_shown_and_the_next_one_is() -> None:
     assert "hidden" not in written
 
 
+def test_what_has_no_length_may_say_its_share() -> None:
+    """As the iterators of `Data` with a limit do."""
+    written = on_a_terminal(
+        "import time\n"
+        "class Endless:\n"
+        "    n = 0\n"
+        "    share = property(lambda self: self.n / 20)\n"
+        "    def __iter__(self): return self\n"
+        "    def __next__(self):\n"
+        "        if self.n == 20: raise StopIteration\n"
+        "        self.n += 1; time.sleep(0.05); return self.n\n"
+        "print('sum', sum(progress(Endless(), 'reading')))"
+    )
+    parts = {int(part) for part in re.findall(r"(\d+)%", written)}
+    assert 100 in parts
+    assert any(0 < part < 100 for part in parts)
+    assert re.search(r"\d:\d\d:\d\d", written)
+    assert "sum 210" in written
+
+
 def test_nothing_is_written_where_there_is_no_terminal(capfd: pytest.CaptureFixture[str]) -> None:
     assert list(progress(range(3), "counting")) == [0, 1, 2]
     with silent():

@@ -53,10 +53,16 @@ MUTATIONS = [
     Mutation("tracing/followers.py:_follows", "return False", "tests/tracing/test_trace_followers.py"),
     Mutation("tracing/settings.py:_otherwise", "yield from ()", BEYOND),
     Mutation("tracing/variants.py:Variants._more", "return None", "tests/tracing/test_trace_told.py"),
+    Mutation("tracing/equations.py:_divisors", "yield from ()", BEYOND),
+    Mutation("ops/pool.py:max_unpool", "return call.opaque(x, places)", BEYOND),
+    Mutation("ops/pointwise.py:fake_quantized", "return call.opaque(x)", BEYOND),
     Mutation("tracing/questions.py:_after", "return {}", BEYOND),
     Mutation("tracing/questions.py:_Reader._names", "return {}", BEYOND),
     Mutation("tracing/questions.py:_Reader._called", "return None", BEYOND),
     Mutation("tracing/questions.py:_Reader._by_name", "return [], []", BEYOND),
+    Mutation("tracing/settings.py:_together", "yield from ()", BEYOND),
+    Mutation("tracing/purity.py:Purity._layers_in_turn", "return set()", BEYOND),
+    Mutation("tracing/stated.py:coded", "return {}", BEYOND),
     Mutation("tracing/settings.py:_untrue", "return []", BEYOND),
     Mutation("tracing/settings.py:_with", "return []", BEYOND),
     Mutation("tracing/settings.py:_constant", "return None", BEYOND),
@@ -172,6 +178,47 @@ MUTATIONS = [
     Mutation(
         "training/holdout.py:TrainingData._to_learn_from", "return batch", "tests/training/test_training_recover.py"
     ),
+    Mutation("training/optimizers.py:check_gradients", "return None", "tests/training/test_training_pruning.py"),
+    Mutation("training/penalties.py:HalfSpace.half_space", "return None", "tests/training/test_training_penalty.py"),
+    Mutation(
+        "training/penalties.py:GReg.__call__",
+        "return 0 * view.squares.sum()",
+        "tests/training/test_training_penalty.py",
+    ),
+    Mutation(
+        "training/penalties.py:Polarization.__call__",
+        "return view.squares.sum()",
+        "tests/training/test_training_penalty.py",
+    ),
+    Mutation("training/penalty.py:Penalty._control", "return None", "tests/training/test_training_penalty.py"),
+    Mutation("planning/zeros.py:_is_read", "return True", "tests/training/test_training_penalty.py"),
+    Mutation(
+        "training/sparse_training.py:_Masked.dense_gradient",
+        "return self.gradient",
+        "tests/training/test_training_sparse.py",
+    ),
+    Mutation("training/sparse_training.py:_over_processes", "return value", "tests/training/test_training_sparse.py"),
+    Mutation(
+        "training/dynamic/rigl.py:RigL.wish",
+        "return super().wish(layer, chance)",
+        "tests/training/test_training_sparse.py",
+    ),
+    Mutation(
+        "training/dynamic/regrowth.py:SET.wish",
+        "return layer.weight.abs() * 0 + 1",
+        "tests/training/test_training_sparse.py",
+    ),
+    Mutation(
+        "training/dynamic/gradual.py:cubic_part",
+        "return min(1.0, (step - begin) / (end - begin))",
+        "tests/training/test_training_sparse.py",
+    ),
+    Mutation(
+        "training/dynamic/movement.py:Movement.change",
+        "return super().change(layers, step, chance)",
+        "tests/training/test_training_sparse.py",
+    ),
+    Mutation("training/during.py:check_averages", "return None", "tests/training/test_training_pruning.py"),
     Mutation("training/lessons.py:Lessons._set_modes", "self.model.train()", "tests/training/test_training_recover.py"),
 ]
 

@@ -17,17 +17,24 @@ def progress(items: Iterable[T], what: str) -> Iterator[T]:
     >>> sum(progress([1, 2, 3], "adding"))
     6
 
-    The bar is gone when the items are. There is none where stderr is not a terminal, inside of another one and inside
-    of `silent()`.
+    The bar is gone when the items are. What has no length may have an iterator with a `share`, from 0 to 1, of what was
+    gone through; else no time is said to be left. There is no bar where stderr is not a terminal, inside of another one
+    and inside of `silent()`.
     """
     if not _is_terminal() or not _TERMINAL.acquire(blocking=False):
         yield from items
         return
     try:
         from rich.console import Console
-        from rich.progress import track
+        from rich.progress import Progress
 
-        yield from track(items, what, total=_length(items), console=Console(stderr=True), transient=True)
+        source = iter(items)
+        shared = getattr(source, "share", None) is not None
+        with Progress(console=Console(stderr=True), transient=True) as bar:
+            task = bar.add_task(what, total=1.0 if shared else _length(items))
+            for number, item in enumerate(source, 1):
+                yield item
+                bar.update(task, completed=source.share if shared else number)  # type: ignore[attr-defined]
     finally:
         _TERMINAL.release()
 

@@ -206,6 +206,53 @@ class Words(Asking):
         return self.out(torch.relu(self.b(turned(h) if how != "same" else h)))
 
 
+class Step:
+    """Something that is no module, and called."""
+
+    def __init__(self) -> None:
+        self.turns = False
+
+    def __call__(self, h: Tensor) -> Tensor:
+        return turned(h) if self.turns else h
+
+
+class Holds(Asking):
+    """An object that the model holds is asked."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.step = Step()
+
+    def mixed(self, h: Tensor) -> Tensor:
+        return self.step(h)
+
+
+class Both(Asking):
+    """Two attributes at once."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.other = False
+
+    def mixed(self, h: Tensor) -> Tensor:
+        return turned(h) if self.flag and self.other else h
+
+
+class InTurn(Asking):
+    """Another method goes through layers, and adds what it has by halves."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.beside = nn.Linear(4, 8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.out(torch.relu(self.b(torch.relu(self.a(x)) * self.beside(x))))
+
+    def halves(self, x: Tensor) -> Tensor:
+        a, b = (layer(x).view(len(x), 2, -1) for layer in (self.a, self.beside))
+        return self.out(torch.relu(self.b((a.flip(1) * b).flatten(1))))
+
+
 class Autoencoder(Asking):
     """Other methods: what they take is not called as it is in forward, or comes out of it."""
 
@@ -234,11 +281,16 @@ def holding(owner: Any, name: str, value: Any) -> Iterator[None]:
         setattr(owner, name, before)
 
 
+def both(model: nn.Module, x: Tensor) -> Tensor:
+    with holding(model, "flag", True), holding(model, "other", True):
+        return model(x)
+
+
 def with_(name: str, value: Any, training: bool = False) -> Callable[[], list[Any]]:
     """Inputs of which the last meets another setting."""
 
     def run(model: nn.Module, x: Tensor) -> Tensor:
-        owner = model.config if name == "turn" else model
+        owner = {"turn": model.config, "turns": getattr(model, "step", None)}.get(name, model)
         with holding(owner, name, value), holding(model, "training", training):
             return model(x)
 
@@ -266,6 +318,9 @@ CASES = (
     Case("asked in training", InTraining, with_("flag", True, training=True)),
     Case("asked of further arguments", Further, lambda: [*rows(), {"x": floats(2, 4), "turn": True}]),
     Case("asked of a dict", Batch, lambda: [({"x": x},) for x in rows()] + [({"x": floats(2, 4), "turn": True},)]),
+    Case("asked of an object", Holds, with_("turns", True)),
+    Case("asked of two at once", Both, lambda: [*rows(), Do(both, floats(2, 4))]),
+    Case("layers in turn", InTurn, lambda: [*rows(), Do(lambda m, x: m.halves(x), floats(2, 4))]),
     Case("words in an annotation", Words, lambda: [*rows(), (floats(2, 4), "turned")]),
     Case("taken apart for others", Autoencoder, lambda: [*rows(), Do(lambda m, x: m.embed(x), floats(2, 4))]),
     Case("what comes out taken apart", Autoencoder, lambda: [*rows(), Do(lambda m, z: m.turned(z), floats(2, 3))]),

@@ -265,7 +265,58 @@ def many(*sizes: tuple[int, ...]) -> list[Tensor]:
     return [floats(*size, seed=i) for i, size in enumerate(sizes)]
 
 
+class StraightThrough(nn.Module):
+    """Weights and activations in whole steps, as in training for integers."""
+
+    def __init__(self, c: int = 8) -> None:
+        super().__init__()
+        self.a, self.b, self.out = nn.Conv2d(3, c, 3), nn.Conv2d(c, 6, 1), nn.Conv2d(6, 2, 1)
+        self.register_buffer("scale", torch.rand(c) + 0.1)
+        self.register_buffer("zero", torch.zeros(c, dtype=torch.int32))
+
+    def forward(self, x: Tensor) -> Tensor:
+        scale = self.get_buffer("scale").float()
+        weight = torch.fake_quantize_per_channel_affine(self.a.weight, scale, self.get_buffer("zero"), 0, -128, 127)
+        h = F.relu(F.conv2d(x, weight, self.a.bias))
+        return self.out(F.relu(self.b(torch.fake_quantize_per_tensor_affine(h, 0.05, 0, 0, 255))))
+
+
+class Unpooled(nn.Module):
+    """SegNet: what was largest goes back to where it was."""
+
+    def __init__(self, c: int = 8) -> None:
+        super().__init__()
+        self.a, self.b, self.out = nn.Conv2d(3, c, 3, padding=1), nn.Conv2d(c, c, 3, padding=1), nn.Conv2d(c, 2, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h, places = F.max_pool2d(self.a(x), 2, return_indices=True)
+        return self.out(F.max_unpool2d(self.b(F.relu(h)), places, 2))
+
+
+class InducedPoints(nn.Module):
+    """Set Transformer: heads are split off by a width divided by their number, which nothing else tells."""
+
+    def __init__(self, d: int = 8, heads: int = 2) -> None:
+        super().__init__()
+        self.d, self.heads = d, heads
+        self.points, self.enter, self.out = nn.Parameter(torch.randn(1, 3, d)), nn.Linear(3, d), nn.Linear(d, 2)
+        self.q, self.k, self.v = nn.Linear(d, d), nn.Linear(d, d), nn.Linear(d, d)
+
+    def attend(self, q: Tensor, k: Tensor) -> Tensor:
+        size, count = self.d // self.heads, q.shape[0]
+        q, k, v = (torch.cat(x.split(size, 2), 0) for x in (self.q(q), self.k(k), self.v(k)))
+        scores = torch.sigmoid(q.bmm(k.transpose(1, 2)))
+        return torch.cat((q + scores.bmm(v)).split(count, 0), 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.enter(x)
+        return self.out(self.attend(x, self.attend(self.points.repeat(len(x), 1, 1), x)))
+
+
 CASES = (
+    Case("in whole steps", StraightThrough, lambda: many((2, 3, 5, 5), (1, 3, 4, 6)), single=True),
+    Case("unpooled", Unpooled, lambda: many((2, 3, 6, 6), (1, 3, 4, 8))),
+    Case("points that attend", InducedPoints, lambda: many((2, 5, 3), (1, 8, 3))),
     Case("spectral norm", Critic, lambda: many((2, 1, 5, 5), (3, 1, 4, 7)), exact=False),
     Case("complex weights on a spectrum", Fourier, lambda: many((2, 2, 8), (1, 2, 11))),
     Case("transform over time", Mixed, lambda: many((2, 4, 3), (1, 7, 3))),

@@ -65,6 +65,12 @@ def test_limits_end_an_endless_iterable() -> None:
     assert len(list(sec.Data([torch.zeros(2)] * 3))) == 3
 
 
+def test_how_much_of_a_limit_was_taken() -> None:
+    taking = iter(sec.Data((torch.zeros(4, 8) for _ in itertools.count()), samples=16, tokens=64))
+    assert [(len(batch), taking.share) for batch in taking] == [(4, 0.5), (4, 1.0)]  # of the tokens
+    assert iter(sec.Data([torch.zeros(4)])).share is None
+
+
 @pytest.mark.parametrize("limit", [{"samples": 0}, {"tokens": -1}, {"minutes": True}, {"samples": "many"}], ids=str)
 def test_limits_that_are_none_are_refused(limit) -> None:
     with pytest.raises(sec.CalibrationError, match="is a positive number"):

@@ -61,6 +61,16 @@ def test_a_text_ranks_refits_and_judges(command: Command, folder: Path) -> None:
     assert Path("out/model.safetensors").exists()
 
 
+def test_a_text_alone_ranks_and_refits_as_well(command: Command, folder: Path) -> None:
+    data, found = ("--data", str(corpus(32 * 24))), {}
+    asked = {"text alone": (), "both": ("--importance", "reconstruction", "--compensate"), "one": ("--compensate",)}
+    for out, more in asked.items():
+        ended = command("prune", f"transformers:{folder}", "--params", "0.5", "--out", out, *data, *more)
+        assert ended.code == Exit.DONE, ended.err
+        found[out] = Path(out, "model.safetensors").read_bytes()
+    assert found["text alone"] == found["both"] != found["one"]
+
+
 def test_a_text_makes_zeros_and_judges(command: Command, folder: Path) -> None:
     data = str(corpus(32 * 24))
     ended = command("sparsify", f"transformers:{folder}", "--nm", "2:4", "--out", "out", "--data", data)

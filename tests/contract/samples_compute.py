@@ -301,6 +301,20 @@ def fractional_pool(draw: Draw) -> Sample:
     return call(draw.x(n, c, 5, 5), [2, 2], [3, 3], samples)
 
 
+@sample(aten.max_unpool2d.default)
+def unpool(draw: Draw) -> Sample:
+    n, c = draw.sizes(2)
+    places = torch.stack([torch.randperm(16, generator=draw.torch_rng)[:4].reshape(2, 2) for _ in range(n * c)])
+    return call(draw.x(n, c, 2, 2), places.reshape(n, c, 2, 2), [4, 4])
+
+
+@sample(aten.max_unpool3d.default)
+def unpool_3d(draw: Draw) -> Sample:
+    n, c = draw.sizes(2)
+    places = torch.stack([torch.randperm(64, generator=draw.torch_rng)[:8].reshape(2, 2, 2) for _ in range(n * c)])
+    return call(draw.x(n, c, 2, 2, 2), places.reshape(n, c, 2, 2, 2), [4, 4, 4], [2, 2, 2], [0, 0, 0])
+
+
 _RESIZE = {
     1: ("upsample_nearest1d", "_upsample_nearest_exact1d"),
     2: ("upsample_nearest2d", "_upsample_nearest_exact2d"),

@@ -96,6 +96,24 @@ def dropout(draw: Draw) -> Sample:
     return call(draw.x(*draw.sizes(3)), 0.5, False)
 
 
+@sample(aten.fake_quantize_per_tensor_affine_cachemask.default)
+def fake_quantized(draw: Draw) -> Sample:
+    return call(draw.x(*draw.sizes(3)), 0.1, 3, -8, 7)
+
+
+@sample(aten._fake_quantize_per_tensor_affine_cachemask_tensor_qparams.default)
+def fake_quantized_by_tensors(draw: Draw) -> Sample:
+    scale, zero, on = torch.tensor(0.1), torch.tensor(3, dtype=torch.int32), torch.tensor(1)
+    return call(draw.x(*draw.sizes(3)), scale, zero, on, -8, 7)
+
+
+@sample(aten.fake_quantize_per_channel_affine_cachemask.default)
+def fake_quantized_per_channel(draw: Draw) -> Sample:
+    sizes, axis = draw.sizes(3), draw.n(0, 2)
+    scale, zero = draw.positive(sizes[axis]).float(), draw.ints(4, sizes[axis]).int()
+    return call(draw.x(*sizes), scale, zero, axis, -8, 7)
+
+
 @sample(aten.rrelu_with_noise.default)
 def rrelu(draw: Draw) -> Sample:
     a, b = draw.sizes(2)

@@ -199,29 +199,34 @@ def test_lightning_stops_at_the_floor(tmp_path):
     assert trainer.global_step == 4
 
 
-def test_accelerate_trains_and_goes_on(tmp_path):
+@pytest.mark.parametrize("kind", SMALL)
+def test_accelerate_trains_and_goes_on(kind, tmp_path):
+    """The state is one of accelerate's own checkpoint."""
     accelerate = pytest.importorskip("accelerate")
-    found = {}
+    found, logs, steps = {}, [], 24
     for stopped in (False, True):
         accelerator = accelerate.Accelerator(cpu=True)
-        model, pruning = net(), training.Pruning(SMALL["masks"]())
+        model, pruning = net(), training.Pruning(SMALL[kind]())
         if stopped:
-            pruning.resume(model, tmp_path / "pruning")
+            file = tmp_path / "state" / "custom_checkpoint_0.pkl"
+            pruning.resume(model, torch.load(file, weights_only=True))
         optimizer = torch.optim.AdamW(model.parameters(), 1e-2)
         if not stopped:
             pruning.begin(model, optimizer)
         model, optimizer = accelerator.prepare(model, optimizer)
+        accelerator.register_for_checkpointing(pruning)
         if stopped:
             accelerator.load_state(str(tmp_path / "state"))
             pruning.begin(accelerator.unwrap_model(model), optimizer)
-        for i in range(6 if stopped else 0, 12):
+        for i in range(12 if stopped else 0, steps):
             optimizer.zero_grad()
             accelerator.backward(F.mse_loss(model(X), X[:, :3]))
             optimizer.step()
             pruning.step()
-            if i == 5 and not stopped:
+            if i == 11 and not stopped:
                 accelerator.save_state(str(tmp_path / "state"))
-                pruning.save(tmp_path / "pruning")
         found[stopped] = copy.deepcopy(accelerator.unwrap_model(model).state_dict())
-        assert pruning.steps == 12
+        logs.append(pruning.log())
+        assert pruning.steps == steps
+    assert logs[0] == logs[1]
     assert all(torch.equal(found[False][name], found[True][name]) for name in found[False])

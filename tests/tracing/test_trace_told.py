@@ -161,3 +161,21 @@ def test_a_method_without_layers_is_not_taken_for_seen_by_being_given_something_
 
     graph = sec.trace(Halved(), X)
     assert [u.what for u in graph.unseen] == ["what Halved.halved does, which forward does not call"]
+
+
+class Step:
+    """A step that is no module."""
+
+    def __init__(self):
+        self.turns = False
+
+    def __call__(self, h):
+        return torch.cat([h[:, 4:], h[:, :4]], 1) if self.turns else h
+
+
+def test_an_object_that_is_asked_is_tried_otherwise_and_is_as_before():
+    step = Step()
+    model = Net(lambda n, x: n.b(n.step(n.a(x))), a=Linear(6, 8), b=Linear(8, 3), step=step)
+    assert "4 is a literal" in reason(sec.trace(model, X), "a.weight", 0)
+    assert not step.turns
+    assert model.step is step

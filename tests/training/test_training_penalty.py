@@ -185,6 +185,91 @@ def test_attached_it_does_the_same():
     assert attached._step == 20
 
 
+def test_growing_regularization_by_hand():
+    """Four groups of four weights of 1, 2, 3 and 4: two have to go, and what pulls them grows with every step."""
+    net = nn.Sequential(nn.Linear(2, 4), nn.ReLU(), nn.Linear(4, 1))
+    sizes = torch.tensor([3.0, 1.0, 4.0, 2.0])
+    with torch.no_grad():
+        net[0].weight.copy_(sizes[:, None].expand(4, 2))
+        net[0].bias.copy_(sizes)
+        net[2].weight.copy_(sizes[None])
+    graph = sec.trace(net, torch.zeros(1, 2))
+    penalty = sec.Penalty(graph, training.GReg(grow=0.1), strength=0.5, target=sec.Macs(0.5), steps=20)
+    assert penalty(net).item() == 0
+    for _ in range(3):
+        penalty.step(net)
+    assert penalty(net).item() == pytest.approx(0.5 * 0.5 * (0.1 * 3) * 4 * (1 + 4))
+    penalty(net).backward()
+    pull = torch.tensor([0.0, 1.0, 0.0, 2.0])
+    assert torch.allclose(net[0].weight.grad, 0.5 * 0.1 * 3 * pull[:, None].expand(4, 2))
+
+
+def test_polarization_by_hand():
+    """Scales below the mean are drawn to zero, those above it away; nothing else of the model is touched."""
+    net = nn.Sequential(nn.Linear(2, 4), nn.BatchNorm1d(4), nn.ReLU(), nn.Linear(4, 1))
+    with torch.no_grad():
+        net[1].weight.copy_(torch.tensor([0.1, 0.9, -0.2, 1.2]))
+    penalty = sec.Penalty(sec.trace(net, torch.zeros(2, 2)), training.Polarization(t=0.5), strength=2.0)
+    value = penalty(net)
+    value.backward()
+    assert value.item() == pytest.approx(2 * (0.5 * 2.4 - (0.5 + 0.3 + 0.4 + 0.6)))
+    assert torch.allclose(net[1].weight.grad, 2 * torch.tensor([1.5, -0.5, -1.5, -0.5]))
+    assert all(p.grad is None or not p.grad.any() for name, p in net.named_parameters() if name != "1.weight")
+
+
+@pytest.mark.parametrize(("epsilon", "gone"), [(0.0, [0]), (0.1, [0, 1])])
+def test_groups_that_a_step_turns_out_of_their_half_space_are_zero_for_good(epsilon, gone):
+    """By hand: the first group is turned round, the second shrinks to a twentieth, the third to a half."""
+    net = nn.Sequential(nn.Linear(2, 3), nn.ReLU(), nn.Linear(3, 1))
+    with torch.no_grad():
+        for p in net.parameters():
+            p.fill_(1.0)
+    penalty = sec.Penalty(sec.trace(net, torch.zeros(1, 2)), training.HalfSpace(epsilon))
+    penalty(net)
+    factors = torch.tensor([-1.0, 0.05, 0.5])
+    with torch.no_grad():
+        net[0].weight *= factors[:, None]
+        net[0].bias *= factors
+        net[2].weight *= factors
+    penalty.step(net)
+    wanted = factors.index_fill(0, torch.tensor(gone), 0.0)
+    assert torch.equal(net[0].weight, wanted[:, None].expand(3, 2))
+    assert torch.equal(net[0].bias, wanted)
+    assert torch.equal(net[2].weight, wanted[None])
+    with torch.no_grad():
+        net[0].weight[gone] = 1.0  # as an optimizer with momentum would
+    penalty.step(net)
+    assert torch.equal(net[0].weight, wanted[:, None].expand(3, 2))
+
+
+def test_rounds_of_iterate_that_learn_what_they_cut():
+    """Each round's way of cutting is a penalty until its target is met, then a cut that changes nothing."""
+    model, x = convolutions()
+    whole, changes = sec.macs(model, x), []
+
+    def learned(model, example, target):
+        train(model, example, sec.Penalty(sec.trace(model, example), strength=1e-3, target=target, steps=30), 30)
+        model.eval()
+        with torch.no_grad():
+            before = output(model, example)
+            sec.apply(model, sec.plan(sec.trace(model, example), sec.Zeros()))
+            changes.append(float((output(model, example) - before).abs().max()))
+
+    found = sec.iterate(
+        model,
+        x,
+        sec.Macs(0.6),
+        cut=learned,
+        fit=lambda model: None,
+        evaluate=lambda model: float(-output(model, x).detach().abs().mean()),
+        schedule=sec.schedule.linear(2),
+    )
+    assert len(changes) == 2
+    assert max(changes) < 1e-5
+    assert whole > found.rounds[1].macs > found.rounds[2].macs == sec.macs(model, x)
+    assert sec.macs(model, x) <= 0.6 * whole
+
+
 def test_one_step_by_hand():
     """SGD on nothing but a group lasso: each group of four 1s has length 2, so each weight loses rate · √4 / 2."""
     net = nn.Sequential(nn.Linear(2, 2), nn.ReLU(), nn.Linear(2, 1, bias=False))
@@ -237,10 +322,26 @@ def test_bad_input():
     assert all(torch.equal(a, b) for a, b in zip(before.values(), model.state_dict().values(), strict=True))
 
 
+class Aside(nn.Module):
+    """One layer's output is used by nobody."""
+
+    def __init__(self):
+        super().__init__()
+        self.a, self.side, self.b = nn.Linear(4, 8), nn.Linear(8, 6), nn.Linear(8, 2)
+
+    def forward(self, x):
+        x = self.a(x).relu()
+        self.side(x)
+        return self.b(x)
+
+
 def test_an_axis_that_cannot_be_zero_is_refused_with_the_reason():
     net = nn.Sequential(nn.Linear(4, 8), nn.LayerNorm(8), nn.Linear(8, 2))
     graph = sec.trace(net, torch.zeros(1, 4))
     with pytest.raises(sec.TrainingError, match="0 features cannot be learnt to be zero: it is not exact"):
         sec.Penalty(graph, only="0 features")
+    with pytest.raises(sec.TrainingError, match="side features cannot be learnt to be zero: no weight reads it"):
+        sec.Penalty(sec.trace(Aside(), torch.zeros(1, 4)), only="side features")
+    assert list(sec.Penalty(sec.trace(Aside(), torch.zeros(1, 4))).zeros) == ["a features"]
     summed = nn.Sequential(nn.Linear(4, 8), nn.Sigmoid(), nn.Linear(8, 2))
     sec.Penalty(sec.trace(summed, torch.zeros(1, 4)))  # a sigmoid of zero is not zero, but what reads it can be

@@ -11,6 +11,7 @@ from torch import nn
 import secateur as sec
 from secateur import prune, training
 from secateur.sparse.patterns import NM, Block
+from secateur.training.dynamic import Layer
 
 
 def net(seed=0):
@@ -128,6 +129,35 @@ def test_rigl_grows_where_the_dense_gradient_is_largest():
     assert moved[gone].max() <= moved[kept].min()
 
 
+def test_gradual_pruning_goes_as_the_cube_and_nothing_comes_back():
+    model = net()
+    optimizer = adam(model)
+    sparse = training.SparseTraining(model, optimizer, training.GMP(0.8, begin=2, end=10, every=4))
+    seen, masks = [], alive(model)
+    for i in range(12):
+        train(model, optimizer, i + 1, first=i)
+        seen.append(sparse.sparsity)
+        now = alive(model)
+        assert not any(bool((now[name] & ~masks[name]).any()) for name in now)
+        masks = now
+    wanted = [0.0] * 5 + [0.8 * (1 - 0.5**3)] * 4 + [0.8] * 3  # half of the way at step 6
+    assert seen == pytest.approx(wanted, abs=0.01)
+
+
+def test_set_grows_anywhere_at_random():
+    method, chance = training.SET(0.5, every=1, end=10**6, drop=0.25), torch.Generator().manual_seed(0)
+    mask = (torch.arange(16) % 2 == 0).view(4, 4)
+    layer = Layer("0.weight", torch.arange(1.0, 17.0).view(4, 4), mask)
+    grown = torch.zeros(16)
+    for _ in range(200):
+        (after,) = method.change([layer], 1, chance)
+        assert int((mask & ~after).sum()) == 2
+        assert not (after & mask)[0, 0]  # the smallest goes
+        grown += (after & ~mask).flatten()
+    assert grown[::2].eq(0).all()
+    assert grown[1::2].min() > 25  # each 50 times, by chance
+
+
 def test_gradients_add_up_over_several_backward_passes():
     found = {}
     for parts in (1, 4):
@@ -175,7 +205,7 @@ def test_sr_ste_is_the_formula():
 def test_movement_ranks_by_what_training_makes_larger():
     model = nn.Linear(4, 1, bias=False)
     with torch.no_grad():
-        model.weight.fill_(1.0)
+        model.weight.copy_(torch.tensor([[5.0, 1.0, 5.0, 1.0]]))  # by size it would be the others
     optimizer = torch.optim.SGD(model.parameters(), 0.01)
     sparse = training.SparseTraining(model, optimizer, training.Movement(0.5, begin=0, end=3, every=3))
     signs = torch.tensor([[1.0, -1.0, 2.0, -2.0]])  # the gradients: 1 and 3 shrink, 2 and 4 grow

@@ -52,16 +52,37 @@ class Data:
         check_fields(self, CalibrationError, samples=limit, tokens=limit, minutes=limit)
 
     def __iter__(self) -> Iterator[Any]:
-        samples = tokens = 0
-        start = time.monotonic()
-        for batch in made_of(self.batches, "Data"):
-            yield batch
-            first = next(tensors_in(batch), None)
-            if first is not None:
-                samples, tokens = samples + (len(first) if first.ndim else 1), tokens + first.numel()
-            limits = (self.samples, samples), (self.tokens, tokens), (self.minutes, (time.monotonic() - start) / 60)
-            if any(limit is not None and there >= limit for limit, there in limits):
-                return
+        return _Taking(self)
+
+
+class _Taking(Iterator[Any]):
+    """Batches of some data until a limit is reached."""
+
+    def __init__(self, data: Data) -> None:
+        self._data = data
+        self._source: Iterator[Any] | None = None
+        self._samples = self._tokens = 0
+        self._start = time.monotonic()
+
+    @property
+    def share(self) -> float | None:
+        """How much of what is wanted was taken, from 0 to 1; None where there is no limit. Progress bars show it."""
+        wanted, minutes = self._data, (time.monotonic() - self._start) / 60
+        limits = (wanted.samples, self._samples), (wanted.tokens, self._tokens), (wanted.minutes, minutes)
+        return max((min(there / limit, 1.0) for limit, there in limits if limit is not None), default=None)
+
+    def __next__(self) -> Any:
+        if self._source is None:
+            self._source = iter(made_of(self._data.batches, "Data"))
+            self._start = time.monotonic()
+        elif self.share == 1.0:
+            raise StopIteration
+        batch = next(self._source)
+        first = next(tensors_in(batch), None)
+        if first is not None:
+            self._samples += len(first) if first.ndim else 1
+            self._tokens += first.numel()
+        return batch
 
 
 def made_of(batches: Any, what: str, error: type[SecateurError] = CalibrationError) -> Iterable[Any]:

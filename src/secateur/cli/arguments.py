@@ -51,7 +51,7 @@ def add_model(parser: argparse.ArgumentParser) -> None:
 def add_choice(parser: argparse.ArgumentParser) -> None:
     """How positions are chosen."""
     names = ", ".join(IMPORTANCES)
-    parser.add_argument("--importance", default="magnitude", metavar="NAME", help=f"{names} (default magnitude)")
+    parser.add_argument("--importance", metavar="NAME", help=f"{names} (default magnitude)")
     parser.add_argument(
         "--data",
         metavar=f"{_NAMED}|TEXT",
@@ -64,6 +64,12 @@ def add_choice(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--compensate", action="store_true", help="refit the remaining weights by least squares on --data"
     )
+
+
+def use_data(args: argparse.Namespace) -> None:
+    """Data and no word of what for: what makes the most of them, as `compress` does."""
+    if args.data and args.importance is None and not args.compensate:
+        args.importance, args.compensate = "reconstruction", True
 
 
 def batches(args: argparse.Namespace, what: str) -> Any:
@@ -90,7 +96,7 @@ def _loss(args: argparse.Namespace) -> Callable[..., Any]:
 
 def options(args: argparse.Namespace) -> dict[str, Any]:
     """The keywords of `secateur.plan` that the command line gives."""
-    name = args.importance
+    name = args.importance or "magnitude"
     if args.round_to < 1:
         raise UsageError(f"--round-to {args.round_to}: give a whole number from 1 on")
     if name not in IMPORTANCES:

@@ -12,7 +12,7 @@ from typing import Any
 from secateur import onnx
 from secateur.axes import Atom, Layout, Polynomial
 from secateur.cli import pretrained, report
-from secateur.cli.arguments import Traced, add_choice, add_model, batches, checked_early, options, traced
+from secateur.cli.arguments import Traced, add_choice, add_model, batches, checked_early, options, traced, use_data
 from secateur.cli.exits import Exit, UsageError
 from secateur.cli.folder import Folder, made_inside
 from secateur.cli.models import name_of
@@ -60,6 +60,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace, screen: Screen) -> Exit:
     """Cut a model and write what came out."""
     kind, target = _target(args)
+    use_data(args)
     keywords = options(args)
     compensation = LeastSquares(batches(args, "--compensate")) if args.compensate else None
     folder = Folder(args.out or Path(f"{name_of(args.model)}-pruned"), NAMES, args.force)

@@ -18,7 +18,7 @@ from secateur.ops.absent import bilinear
 from secateur.ops.contraction import Einsum
 from secateur.ops.product import MatrixProduct, Sample
 from secateur.ops.record import op
-from secateur.ops.value import Call, Value, layouts_of
+from secateur.ops.value import SPACE, Call, Value, layouts_of
 from secateur.sizes.explain import Explainer
 from secateur.sizes.size import plain
 
@@ -65,8 +65,8 @@ def convolution(
             spatial.append(x.dims[2 + i])
             zero.append(x.is_zero(2 + i) and bias is None)
         else:
-            call.fix(x.dims[2 + i], "spatial")
-            spatial.append(call.fixed(n, "spatial"))
+            call.fix(x.dims[2 + i], SPACE)
+            spatial.append(call.fixed(n, SPACE))
             zero.append(True)
     clean = all(mixed.zero[1:]) and (bias is None or bias.is_zero(0))
     return Value([x.dims[0], channels, *spatial], [False, clean, *zero])
@@ -247,11 +247,11 @@ def im2col(call: Call, x: Value, kernel: Any, *_: Any) -> Value:
     """out[n, (c, k), l]: the patches of each channel."""
     dims = list(x.dims)
     for dim in dims[-2:]:
-        call.fix(dim, "spatial")
+        call.fix(dim, SPACE)
     channels = Product((dims[-3], call.fixed(kernel[0] * kernel[1], "the positions of a patch")))
     lead = dims[:-3]
     return Value(
-        [*lead, channels, call.fixed(call.shape[-1], "spatial")],
+        [*lead, channels, call.fixed(call.shape[-1], SPACE)],
         [*x.zero[: len(lead)], x.is_zero(len(lead)), True],
     )
 
@@ -262,7 +262,7 @@ def col2im(call: Call, x: Value, output_size: Any, kernel: Any, *_: Any) -> Valu
     patch = kernel[0] * kernel[1]
     channels, inner = factor(x.dims[-2], x.dims[-2].size // patch)
     call.fix(inner, "the positions of a patch")
-    call.fix(x.dims[-1], "spatial")
+    call.fix(x.dims[-1], SPACE)
     lead = list(x.dims[:-2])
-    spatial = [call.fixed(n, "spatial") for n in call.shape[-2:]]
+    spatial = [call.fixed(n, SPACE) for n in call.shape[-2:]]
     return Value([*lead, channels, *spatial], [*x.zero[: len(lead)], x.is_zero(len(lead)), True, True])

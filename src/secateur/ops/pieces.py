@@ -11,7 +11,7 @@ from secateur.axes import EMPTY, Concat, Layout, factor, fix, pieces, resolve, u
 from secateur.compat import aten
 from secateur.ops.absent import absent_lines, mark
 from secateur.ops.record import op
-from secateur.ops.value import Call, Value, layouts_of
+from secateur.ops.value import SPACE, Call, Value, layouts_of
 from secateur.sizes.explain import Explainer
 from secateur.sizes.size import plain
 
@@ -261,4 +261,4 @@ def border_pad(call: Call, x: Value, pad: Sequence[int], **_: Any) -> Value:
     keep = len(x.dims) - padded
     for dim in x.dims[keep:]:
         call.fix(dim, "its border is repeated")
-    return Value([*x.dims[:keep], *(call.fixed(n, "spatial") for n in call.shape[keep:])], x.zero)
+    return Value([*x.dims[:keep], *(call.fixed(n, SPACE) for n in call.shape[keep:])], x.zero)

@@ -172,6 +172,27 @@ def _(op: Any, x: Tensor, *_: Any) -> tuple[Tensor, Tensor]:
     return x.clone(), torch.ones_like(x, dtype=torch.bool)
 
 
+@op(
+    "fake_quantize_per_tensor_affine_cachemask.default",
+    "_fake_quantize_per_tensor_affine_cachemask_tensor_qparams.default",
+    "fake_quantize_per_channel_affine_cachemask.default",
+    called="fake_quantize_per_tensor_affine fake_quantize_per_channel_affine",
+)
+def fake_quantized(call: Call, x: Value, scale: Any, zero: Any, *rest: Any) -> tuple[Value, Value]:
+    """out = x in whole steps of a scale, one for all or one for each position of an axis; and where x was in range."""
+    for each in (scale, zero):
+        if isinstance(each, Value) and each.dims and call.op is aten.fake_quantize_per_channel_affine_cachemask.default:
+            unify(each.dims[0], x.dims[rest[0]])
+    return Value(x.dims, [x.is_zero(i) for i in range(len(x.dims))]), Value(x.dims, False)
+
+
+@fake_quantized.absent
+def _(op: Any, x: Tensor, scale: Any, *rest: Any) -> tuple[Tensor, Tensor]:
+    """What is absent has no step that it could be near to."""
+    out, inside = op(filled(x), filled(scale, 1.0) if isinstance(scale, Tensor) else scale, *rest)
+    return mark(out, gone(x)), inside
+
+
 @op("normal.Tensor_float normal.float_Tensor normal.Tensor_Tensor poisson.default")
 def drawn(call: Call, *args: Any, **_: Any) -> Value:
     """Each element drawn around its own place."""

@@ -9,15 +9,15 @@ from secateur.axes import Product, factor, unify
 from secateur.compat import aten
 from secateur.ops.absent import absent_lines, mark
 from secateur.ops.record import op
-from secateur.ops.value import Call, Value, layouts_of
+from secateur.ops.value import SPACE, Call, Value, layouts_of
 from secateur.sizes.explain import Explainer
 from secateur.sizes.size import plain
 
 
 def _spatial(call: Call, x: Value, keep: int) -> Value:
     for dim in x.dims[keep:]:
-        call.fix(dim, "spatial")
-    return Value([*x.dims[:keep], *(call.fixed(n, "spatial") for n in call.shape[keep:])], x.zero)
+        call.fix(dim, SPACE)
+    return Value([*x.dims[:keep], *(call.fixed(n, SPACE) for n in call.shape[keep:])], x.zero)
 
 
 # How many dimensions of space each op pools over.
@@ -63,10 +63,24 @@ def max_pool(call: Call, x: Value, *_: Any, **__: Any) -> tuple[Value, Value]:
 @op(aten.fractional_max_pool2d.default)
 def fractional_max_pool(call: Call, x: Value, kernel: Any, size: Any, samples: Value) -> tuple[Value, Value]:
     """Largest of windows at random places, which `samples` draws for each image and channel."""
-    call.fix(samples.dims[2], "spatial")
+    call.fix(samples.dims[2], SPACE)
     for i in range(1, len(x.dims) - 1):
         unify(x.dims[-2 - i], samples.dims[2 - i])
     return max_pool(call, x)
+
+
+@op(aten.max_unpool2d.default, aten.max_unpool3d.default, called="max_unpool2d max_unpool3d")
+def max_unpool(call: Call, x: Value, places: Value, *_: Any) -> Value:
+    """Each element put back where `places` says that the largest of its window was, zeros around it."""
+    for a, b in zip(x.dims, places.dims, strict=True):
+        unify(a, b)
+    return _spatial(call, x, len(x.dims) - (2 if call.op is aten.max_unpool2d.default else 3))
+
+
+@max_unpool.absent
+def _(op: Any, x: Tensor, places: Tensor, size: Any, *rest: Any) -> Tensor:
+    out = op(x, places, size, *rest)
+    return mark(out, absent_lines(x, list(range(x.ndim - len(size), x.ndim))))
 
 
 _RESIZES = (
@@ -86,7 +100,7 @@ def resize(call: Call, x: Value, *_: Any, **__: Any) -> Value:
 @op(aten.grid_sampler_2d, aten.grid_sampler_3d, called="grid_sampler")
 def sample(call: Call, x: Value, grid: Value, *_: Any, **__: Any) -> Value:
     """Space sampled where a grid of coordinates says."""
-    call.fix(x.dims[0], "spatial")
+    call.fix(x.dims[0], SPACE)
     call.opaque(grid, reason="coordinates in space")
     return _spatial(call, x, 2)
 
@@ -115,8 +129,8 @@ def pixel_shuffle(call: Call, x: Value, upscale: int) -> Value:
     channels, inner = factor(x.dims[-3], x.dims[-3].size // upscale**2)
     call.fix(inner, "becomes space")
     for dim in x.dims[-2:]:
-        call.fix(dim, "spatial")
-    space = [call.fixed(n, "spatial") for n in call.shape[-2:]]
+        call.fix(dim, SPACE)
+    space = [call.fixed(n, SPACE) for n in call.shape[-2:]]
     return Value([*x.dims[:-3], channels, *space], x.zero)
 
 
@@ -124,7 +138,7 @@ def pixel_shuffle(call: Call, x: Value, upscale: int) -> Value:
 def pixel_unshuffle(call: Call, x: Value, downscale: int) -> Value:
     """Space becomes channels: c becomes (c × r²)."""
     for dim in x.dims[-2:]:
-        call.fix(dim, "spatial")
-    space = [call.fixed(n, "spatial") for n in call.shape[-2:]]
+        call.fix(dim, SPACE)
+    space = [call.fixed(n, SPACE) for n in call.shape[-2:]]
     channels = Product((x.dims[-3], call.fixed(downscale**2, "was space")))
     return Value([*x.dims[:-3], channels, *space], x.zero)

@@ -12,6 +12,7 @@ from secateur.axes import Atom, Layout, constant, fix, leak, note, resolve, unif
 from secateur.sizes.explain import Explainer
 
 _KEY = "_secateur_value"
+SPACE = "takes it for a dimension of space"  # why a dimension that windows slide over stays
 
 
 class Storage:

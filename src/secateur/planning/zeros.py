@@ -25,11 +25,16 @@ def dead_positions(graph: Graph, axes: tuple[Axis, ...]) -> dict[Axis, Tensor]:
 
 
 def can_die(graph: Graph) -> tuple[Axis, ...]:
-    """The axes whose positions could go without a change to the outputs if all their parameters were zero."""
+    """The axes that something reads, and whose positions could go without a change if all their parameters were 0."""
     effective = {name: torch.zeros(()).expand(tensor.shape) for name, tensor in graph.model.named_parameters()}
     effective |= {name: tensor for name, tensor in effective_tensors(graph) if name not in effective}
     known = roles(graph)
-    return tuple(axis for axis in graph.axes if axis.exact and bool(_dead(graph, axis, effective, known).all()))
+    able = (axis for axis in graph.axes if axis.exact and _is_read(graph, axis, known))
+    return tuple(axis for axis in able if bool(_dead(graph, axis, effective, known).all()))
+
+
+def _is_read(graph: Graph, axis: Axis, known: Roles) -> bool:
+    return axis.atom in known.mixed or any(site in known.reads for site in _sites(graph, axis))
 
 
 def nearly_dead(graph: Graph, axes: tuple[Axis, ...]) -> Iterator[str]:

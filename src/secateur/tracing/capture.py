@@ -40,6 +40,7 @@ from secateur.tracing.examples import arguments, device_of, handed_out, mapped, 
 from secateur.tracing.recorders import FunctionRecorder, OpRecorder
 from secateur.tracing.rehearsal import Numbers
 from secateur.tracing.standins import watching
+from secateur.tracing.stated import coded
 from secateur.tracing.tracer import Tracer
 from secateur.tracing.untaken import watched_codes
 from secateur.tracing.widths import told_widths
@@ -187,7 +188,7 @@ class _Recorded:
             self._follow(module, name)
         for one, other in self._swapped:
             _swap(model, one, other)
-        watched = frozenset(map(id, watched_codes(names)))
+        watched = frozenset(map(id, watched_codes(coded(model))))
         before = _left_in(names) if any(call.again for call in self._calls) else []
         for number, call in enumerate(self._calls):
             if call.again and before == _left_in(names):

@@ -16,7 +16,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from secateur.tracing.stated import parsed
+from secateur.tracing.stated import own_name, parsed
 
 _LIBRARIES = frozenset(("torch", "math", "numpy", "einops"))  # whose functions compute, but for these
 _ACTS = re.compile(
@@ -29,6 +29,7 @@ _PURE = frozenset(
         *("len", "list", "max", "min", "range", "reversed", "round", "sorted", "str", "sum", "super", "tuple", "zip"),
     )
 )
+_OF_LISTS = frozenset(("append", "extend", "get", "insert", "items", "keys", "pop", "values"))  # of a variable's own
 
 
 @dataclass
@@ -54,7 +55,20 @@ class Purity:
             tree.args.args[0].arg if own else "",
             (node.func for node in ast.walk(tree) if isinstance(node, ast.Call)),
         )
-        return all(self._harmless(called, me, function.__globals__) for called in calls)
+        layers = self._layers_in_turn(tree, me, function.__globals__) if own else set[str]()
+        return all(ast.unparse(c) in layers or self._harmless(c, me, function.__globals__) for c in calls)
+
+    def _layers_in_turn(self, tree: ast.AST, me: str, known: Mapping[str, Any]) -> set[str]:
+        """The variables of loops that go through layers: `for layer in (self.a, self.b)`."""
+        found = set[str]()
+        for node in ast.walk(tree):
+            if isinstance(node, ast.For | ast.comprehension):
+                inside = [*ast.walk(node.iter)]
+                own = [each for each in inside if own_name(each, me)]
+                others = (e.id for e in inside if isinstance(e, ast.Name) and e.id not in _PURE)
+                if own and all(self._is_layer(each, me) for each in own) and known.keys().isdisjoint(others):
+                    found |= {each.id for each in ast.walk(node.target) if isinstance(each, ast.Name)}
+        return found
 
     def _harmless(self, called: ast.expr, me: str, known: Mapping[str, Any]) -> bool:
         if isinstance(called, ast.Subscript):  # self.layers[0](x)
@@ -69,9 +83,11 @@ class Purity:
             return _computes(known[root], text)
         if isinstance(called.value, ast.Name) and called.value.id == me and called.attr in self.methods:
             return self.computes(called.attr)
+        if isinstance(called.value, ast.Name) and called.attr in _OF_LISTS:
+            return True
         return self._is_layer(called, me) or hasattr(Tensor, called.attr)
 
-    def _is_layer(self, node: ast.expr, me: str) -> bool:
+    def _is_layer(self, node: ast.AST, me: str) -> bool:
         owner, _, path = ast.unparse(node).partition(".")
         try:
             return owner == me and bool(path) and isinstance(self.module.get_submodule(path), nn.Module)

@@ -17,7 +17,7 @@ import functools
 import inspect
 import operator
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 from types import FunctionType
@@ -31,7 +31,7 @@ from secateur.tracing.capture import Beside
 from secateur.tracing.examples import arguments, by_name
 from secateur.tracing.purity import Purity
 from secateur.tracing.questions import Question, asked, own_names, shapes
-from secateur.tracing.stated import functions_of, is_torchs, is_users, parsed
+from secateur.tracing.stated import coded, functions_of, is_users, parsed
 
 _SOMETHING = "something else"
 _MOST = 4  # that are tried of each kind
@@ -52,17 +52,16 @@ _ASKS: dict[type[ast.cmpop], Callable[[Any, Any], bool]] = {
 
 @dataclass(frozen=True)
 class Setting:
-    """An attribute of some modules as it is not now: their names, the way to it, what it might hold, and who asks."""
+    """Attributes as they are not now: what each might hold, and who asks."""
 
-    owners: tuple[str, ...]
-    path: tuple[Any, ...]
-    value: Any
+    values: dict[Place, Any]
     where: str
     guessed: bool = False  # made up, to be something else than what it is compared with
     trained: bool = False  # whether the code asks about training mode, too
 
     def __str__(self) -> str:
-        return f"{Place(self.owners[0], self.path)} = {self.value!r}"
+        place, value = next(iter(self.values.items()))
+        return f"{place} = {value!r}"
 
 
 @dataclass(frozen=True)
@@ -234,23 +233,32 @@ def _needed(function: Any) -> list[str]:
 
 def other_attributes(model: nn.Module, idle: Collection[str] = ()) -> list[Setting]:
     """Attributes that code asks before it takes tensors apart, or does something with `idle` ones, as they might be."""
-    owners: dict[type[nn.Module], list[str]] = {}
-    for name, module in model.named_modules():
-        if not is_torchs(type(module)):
-            owners.setdefault(type(module), []).append(name)
     found: dict[tuple[type, tuple[Any, ...], str], Setting] = {}
-    for kind, names in owners.items():
+    for kind, holders in coded(model).items():
+        names = [place.owner for place in holders if not place.path]
         for question, function, reaches in asked(kind, _first_names(names, idle)):
-            path, code = question.path, function.__code__
+            code = function.__code__
             where = f"{Path(code.co_filename).name}:{code.co_firstlineno + question.line - 1}"
-            for owner in names:
-                for other, guessed in _otherwise(model, Place(owner, path), question, function, reaches):
-                    if is_users(kind) or (len(path) == 1 and type(other) in (bool, str)):
-                        new = Setting((), path, other, where, guessed, "training" in code.co_names)
-                        one = found.setdefault((kind, path, repr(other)), new)
-                        owned = tuple(dict.fromkeys((*one.owners, owner)))
-                        found[kind, path, repr(other)] = replace(one, owners=owned)
-    return sorted(found.values(), key=lambda one: one.guessed)[:_MOST]
+            for holder in holders:
+                place = Place(holder.owner, (*holder.path, *question.path))
+                for other, guessed in _otherwise(model, place, question, function, reaches):
+                    if is_users(kind) or (len(place.path) == 1 and type(other) in (bool, str)):
+                        new = Setting({}, where, guessed, "training" in code.co_names)
+                        one = found.setdefault((kind, question.path, repr(other)), new)
+                        one.values.setdefault(place, other)
+    alone = sorted(found.values(), key=lambda one: one.guessed)
+    return [*alone[:_MOST], *_together(alone)][:_MOST]
+
+
+def _together(settings: Sequence[Setting]) -> Iterator[Setting]:
+    """What is asked of several attributes at one place, all of them otherwise."""
+    by_place: dict[str, dict[Any, Setting]] = {}
+    for one in settings:
+        by_place.setdefault(one.where, {}).setdefault(next(iter(one.values)), one)
+    for where, several in by_place.items():
+        if len(several) > 1:
+            values = {place: value for one in several.values() for place, value in one.values.items()}
+            yield Setting(values, where, True, any(one.trained for one in several.values()))
 
 
 def _first_names(owners: Sequence[str], tensors: Iterable[str]) -> set[str]:

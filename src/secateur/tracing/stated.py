@@ -26,7 +26,7 @@ from typing import Any
 from torch import nn
 
 from secateur.axes import Layout
-from secateur.state.held import Place, Walk, is_number
+from secateur.state.held import ATOMS, Place, Walk, is_number
 
 _AT_FIRST = frozenset(  # what sets up weights, or only speaks of them
     ("__init__", "__repr__", "extra_repr", "reset_parameters", "_reset_parameters", "init_weights", "_init_weights")
@@ -193,6 +193,18 @@ def _made_with(tree: ast.FunctionDef, attribute: str, rest: str) -> Iterator[str
             yield child
 
 
+def coded(model: nn.Module) -> dict[type, list[Place]]:
+    """The classes that are not torch's own of modules, and the user's of what these hold in attributes; and where."""
+    found: dict[type, list[Place]] = {}
+    for name, module in model.named_modules():
+        if not is_torchs(type(module)):
+            found.setdefault(type(module), []).append(Place(name, ()))
+            for key, value in vars(module).items() if is_users(type(module)) else ():
+                if type(value) not in ATOMS and hasattr(value, "__dict__") and is_users(type(value)):
+                    found.setdefault(type(value), []).append(Place(name, (key,)))
+    return found
+
+
 def is_torchs(kind: type) -> bool:
     """Whether a class is torch's own, whose code needs no reading."""
     return kind.__module__.partition(".")[0] in ("torch", "builtins")
@@ -282,5 +294,5 @@ def _computes(node: ast.AST, above: Mapping[ast.AST, ast.AST], ones: Collection[
     return False
 
 
-__all__ = ["Stated", "assigned", "functions_of", "is_torchs", "is_users", "own_name", "parsed"]
+__all__ = ["Stated", "assigned", "coded", "functions_of", "is_torchs", "is_users", "own_name", "parsed"]
 __all__ += ["stated_sizes", "tensors_below", "words"]

@@ -11,24 +11,22 @@ from functools import lru_cache
 from pathlib import Path
 from types import CodeType
 
-from torch import nn
-
 from secateur.tracing.questions import Branch, branches
 from secateur.tracing.stated import functions_of, is_users
 
 _MOST_READ = 1024  # classes whose code is remembered
 
 
-def watched_codes(modules: Iterable[nn.Module]) -> Iterator[CodeType]:
+def watched_codes(kinds: Iterable[type]) -> Iterator[CodeType]:
     """The code that has such branches."""
-    for kind in dict.fromkeys(map(type, modules)):
+    for kind in kinds:
         yield from (code for code, _ in _branching(kind))
 
 
-def untaken(modules: Iterable[nn.Module], reached: Collection[tuple[int, int]]) -> Iterator[tuple[str, str]]:
+def untaken(kinds: Iterable[type], reached: Collection[tuple[int, int]]) -> Iterator[tuple[str, str]]:
     """What has to hold for the outermost of those branches that were not `reached`, and where they are."""
     told = set[str]()
-    for kind in dict.fromkeys(map(type, modules)):
+    for kind in kinds:
         for code, every in _branching(kind):
             places = [*code.co_positions()]
             ran = {places[at // 2] for one, at in reached if one == id(code)}

@@ -19,7 +19,6 @@ from typing import Any
 from torch import nn
 
 from secateur.axes import Boundary, atoms, fix
-from secateur.state.held import Place
 from secateur.tracing.capture import OUTPUT, Capture, InputDim, ModelCall, Swaps
 from secateur.tracing.examples import (
     Dims,
@@ -42,6 +41,7 @@ from secateur.tracing.settings import (
     other_methods,
 )
 from secateur.tracing.standins import stand_ins
+from secateur.tracing.stated import coded
 from secateur.tracing.unreached import alike_beside, idle_modules
 from secateur.tracing.untaken import untaken
 
@@ -114,7 +114,7 @@ class Variants:
         values = self._capture.values
         idle = [n for n, v in values.items() if v.dims and not v.used and n not in self._capture.places]
         for setting in other_attributes(self._model, idle):
-            changes = tuple((Place(owner, setting.path), setting.value) for owner in setting.owners)
+            changes = (*setting.values.items(),)
             modes = (False, True) if setting.trained else (False,)
             tried = [self._chosen(ModelCall(example, training=mode, asked=False, attributes=changes)) for mode in modes]
             if not any(tried) and not setting.guessed:
@@ -245,7 +245,7 @@ def never_seen(
     for where in (line for line in capture.tracer.decisions if line not in seen):
         yield Unseen("what other numbers lead to that are read from data", where)
     told = {*capture.tracer.decisions, *told}
-    for what, where in untaken(model.modules(), capture.reached):
+    for what, where in untaken(coded(model), capture.reached):
         if where not in told:
             yield Unseen(f"what the code does {what}", where)
     for name in idle_modules(model, capture):

@@ -42,6 +42,23 @@ def check_trains(optimizer: torch.optim.Optimizer, model: nn.Module) -> None:
         )
 
 
+def check_gradients(optimizer: torch.optim.Optimizer) -> None:
+    """Refuse the first step of a loss that is no number, while nothing has changed."""
+    if getattr(optimizer, "found_inf", None) is not None:  # a GradScaler has the optimizer itself leave such steps out
+        return
+    for group in optimizer.param_groups:
+        for p in group["params"]:
+            if p.grad is not None and not bool(_values(p.grad).isfinite().all()):
+                raise TrainingError(
+                    f"a gradient of shape {tuple(p.shape)} holds NaN or infinity before the first step: the loss was "
+                    "no number; look at the data, the model and the loss"
+                )
+
+
+def _values(gradient: Tensor) -> Tensor:
+    return gradient.coalesce().values() if gradient.is_sparse else gradient
+
+
 def hooked(
     optimizer: torch.optim.Optimizer, before: Callable[[], None], after: Callable[[], None]
 ) -> Callable[[], None]:

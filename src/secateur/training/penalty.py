@@ -22,7 +22,7 @@ from secateur.tracing import unwrap
 from secateur.tracing.graph import GRAPH, Axis, Graph
 from secateur.tracing.roles import roles
 from secateur.training.groups import Groups
-from secateur.training.optimizers import check_knows, hooked, inner
+from secateur.training.optimizers import check_gradients, check_knows, hooked, inner
 from secateur.training.penalties import GroupLasso, PenaltyMethod, View
 
 _SETTLED = 0.3  # the part of the steps before anything is made zero
@@ -121,6 +121,8 @@ class Penalty:
         check_knows(found, self._parameters(model))
 
         def add() -> None:
+            if not self._step:
+                check_gradients(found)
             with torch.enable_grad():
                 self(model).backward()
 

@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 import os
+import warnings
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
 from secateur.arguments import an_instance, check, optional
-from secateur.errors import TrainingError
+from secateur.errors import SecateurWarning, TrainingError
 from secateur.planning import Plan
 from secateur.state.transaction import transaction
 from secateur.surgery.holders import averages, check_wrappers
 from secateur.tracing import unwrap
 from secateur.training.during import Floor, TrainingRun, What, Work, check_averages
 from secateur.training.kept import MALFORMED, keep, kept
-from secateur.training.optimizers import check_trains, hooked, inner
+from secateur.training.optimizers import check_gradients, check_trains, hooked, inner
 
 if TYPE_CHECKING:
     from secateur.training.callbacks import LightningCallback, TransformersCallback
@@ -62,6 +63,7 @@ class Pruning:
         self._run: TrainingRun | None = None
         self._work: Work | None = None
         self._end: Any = None
+        self._metrics: set[str] = set()  # names of those that were asked about
 
     def begin(self, model: nn.Module, optimizer: Any, *, copies: Sequence[nn.Module] = ()) -> None:
         """Take a model and the optimizer that trains it; after `resume`, those that it was called for."""
@@ -77,7 +79,7 @@ class Pruning:
         self._work.attach(self._run)
         if self._end is not None:  # of a loop that began and was started anew
             self._end()
-        self._end = hooked(found, lambda: None, self._count)
+        self._end = hooked(found, lambda: self._look(found), self._count)
 
     def _check_others(self, net: nn.Module, copies: Sequence[nn.Module]) -> None:
         """Refuse what goes with a model and cannot follow it."""
@@ -90,6 +92,10 @@ class Pruning:
                 "`begin`, as an AveragedModel, which takes over the masks with the buffers, or after `finish`"
             )
 
+    def _look(self, optimizer: Any) -> None:
+        if not self.steps:
+            check_gradients(optimizer)
+
     def _count(self) -> None:
         self.steps += 1
 
@@ -100,6 +106,7 @@ class Pruning:
 
     def stops(self, metrics: Mapping[str, Any]) -> bool:
         """Whether the floor is missed, so that training should end."""
+        self._metrics |= set(metrics)
         return self.floor is not None and self.floor.missed(metrics)
 
     def log(self) -> dict[str, float]:
@@ -107,7 +114,13 @@ class Pruning:
         return self._begun()[1].log()
 
     def finish(self) -> None:
-        """The end: hooks are gone, zeros are permanent."""
+        """The end: hooks are gone, zeros are permanent. A floor of a metric that never came is said."""
+        if self.floor is not None and self._metrics and self.floor.metric not in self._metrics:
+            names = ", ".join(sorted(self._metrics))
+            story = (
+                f"no metric was ever called {self.floor.metric!r}, so that its floor did nothing; there were {names}"
+            )
+            warnings.warn(story, SecateurWarning, stacklevel=2)
         if self._work is not None:
             self._work.finish()
         if self._end is not None:

@@ -21,7 +21,7 @@ from secateur.prune.methods import CustomFromMask
 from secateur.prune.sites import MaskSite, install
 from secateur.tracing import unwrap
 from secateur.training.dynamic import Layer, SparseMethod
-from secateur.training.optimizers import check_knows, hooked, inner
+from secateur.training.optimizers import check_gradients, check_knows, hooked, inner
 
 _MASKED = (nn.Linear, Convolution)
 
@@ -233,6 +233,8 @@ class SparseTraining:
     @torch.no_grad()
     def _before_step(self) -> None:
         """Before the step that is number `self.step + 1`: scores add up, masked weights learn."""
+        if not self.step and self._optimizer is not None:
+            check_gradients(self._optimizer)
         decay = self.method.straight_through
         for layer in self._layers if self.method.wants_gradient(self.step + 1) else ():
             layer.gradient = gradient = layer.dense_gradient()
