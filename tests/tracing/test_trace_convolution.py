@@ -142,7 +142,7 @@ def test_space_changes_and_channels_stay(pool):
 
 def test_a_normalisation_over_neighbouring_channels_blocks_them():
     graph = proved(nn.Sequential(Conv2d(3, 8, 3), nn.LocalResponseNorm(3), Conv2d(8, 2, 1)), IMAGE)
-    assert reason(graph, "0.weight") == "avg_pool3d: spatial"
+    assert reason(graph, "0.weight") == "avg_pool3d: takes it for a dimension of space"
 
 
 def test_pixel_shuffle_takes_channels_apart():
