@@ -146,6 +146,9 @@ MUTATIONS = [
     Mutation("compensate/joint.py:_repeats", "return True", "tests/compensate/test_joint.py"),
     Mutation("compensate/joint.py:_descended", "return dict(own)", "tests/compensate/test_joint.py"),
     Mutation("compensate/joint.py:_Noted.of", "self._wanted = name; yield", "tests/compensate/test_joint.py"),
+    Mutation(
+        "compensate/moments.py:fitted", "return folds.fit.solve(start, ridge, shift)", "tests/compensate/test_stream.py"
+    ),
     # several processes, and files larger than memory
     Mutation("distributed/meeting.py:_Watch._gone", "return False", "tests/distributed/test_replicas.py"),
     Mutation("distributed/meeting.py:agreed", "return None", "tests/distributed/test_replicas.py"),

@@ -15,7 +15,8 @@ from torch.utils.data import DataLoader, TensorDataset
 from transformers import LlamaConfig, LlamaForCausalLM
 
 import secateur as sec
-from secateur.compensate.moments import held_back
+from secateur.compensate import moments
+from secateur.compensate.moments import Folds, held_back
 
 _MEMORY = """
 import copy, resource
@@ -94,6 +95,18 @@ def test_batches_that_are_held_back_have_no_part_in_the_fit() -> None:
     other = [*data[:6], data[6] + 0.01 * torch.randn(40, 6), data[7]]  # one of eight is held back, not the last
     one, two = fitted(data, ridge=1e-3), fitted(other, ridge=1e-3)
     assert all(torch.equal(a, b) for a, b in zip(one.parameters(), two.parameters(), strict=True))
+
+
+def test_the_ridge_is_chosen_by_what_was_not_fitted() -> None:
+    """Outputs that are noise: the less a fit of as many columns as rows moves, the better it does elsewhere."""
+    generator = torch.Generator().manual_seed(0)
+    folds, start = Folds(held_back(8)), torch.zeros(1, 2, 24, dtype=torch.double)
+    for number in range(8):
+        x, y = (torch.randn(1, 4, n, dtype=torch.double, generator=generator) for n in (24, 2))
+        folds.of(number).add(x, y)
+    least = folds.fit.solve(start, 1e-6, shift=False)[0]
+    chosen = moments.fitted(folds, start, 1e-6, shift=False)[0]
+    assert chosen.square().sum() < 0.8 * least.square().sum()  # what is off anywhere else, beside the noise itself
 
 
 def test_a_layer_whose_fit_does_not_carry_over_stays_as_it_is() -> None:
