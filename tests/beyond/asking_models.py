@@ -158,7 +158,7 @@ class Table(Asking):
         return torch.cat([h[:, 4:], h[:, :4]], 1)
 
 
-class ByName(Table):
+class ByName(Asking):
     """A method by its name."""
 
     def mixed(self, h: Tensor) -> Tensor:
