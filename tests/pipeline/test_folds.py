@@ -301,3 +301,15 @@ def test_half_precision_is_rotated_on_request_alone() -> None:
     before = output(model, batches[0])
     sec.rotate(model, graph, graph.axes[0], turn(12))
     assert off(model, before, batches[0]) < 1e-2
+
+
+def test_a_run_that_cannot_be_followed_is_a_reason_and_no_error(monkeypatch) -> None:
+    model, batches = thin()
+
+    def fail(runs) -> None:
+        raise RuntimeError("not here")
+
+    monkeypatch.setattr("secateur.pipeline.folds.structure", fail)
+    found = by_tensor(model, batches[0])["one.weight[0]"]
+    assert not found.free
+    assert "RuntimeError: not here" in found.why

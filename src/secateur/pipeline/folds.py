@@ -71,6 +71,9 @@ class FoldableScales:
     def of(self, axis: Axis) -> tuple[tuple[Fold, ...], str]:
         """How each vector that scales an axis can be folded; if one cannot, why."""
         left, folds = dict(self._vectors.get(axis.atom, {})), []
+        if left and isinstance(self._followed, Exception):
+            why = f"its run cannot be followed ({type(self._followed).__name__}: {self._followed})"
+            return (), f"the scale of {next(iter(left))} cannot be folded: {why}"
         for product, norm in self._seen[0].norms.items() if left else ():
             if norm.var in left:
                 fold, why = self._behind(axis, product, norm)
@@ -86,9 +89,19 @@ class FoldableScales:
         return tuple(folds), ""
 
     @cached_property
+    def _followed(self) -> tuple[Structure, Scaled] | Exception:
+        model = self._weights.model
+        try:
+            with calibrating(model), Runs(model, [self._example], what="rotations") as runs:
+                return structure(runs), scaled(runs)
+        except Exception as error:  # any code of the user's may run here
+            return error
+
+    @property
     def _seen(self) -> tuple[Structure, Scaled]:
-        with calibrating(self._weights.model), Runs(self._weights.model, [self._example], what="rotations") as runs:
-            return structure(runs), scaled(runs)
+        """What one run told."""
+        assert not isinstance(self._followed, Exception)
+        return self._followed
 
     def _behind(self, axis: Axis, product: str, norm: Norm) -> tuple[Fold | None, str]:
         """A batch norm's scale, put into the product before it."""
