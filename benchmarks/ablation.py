@@ -8,7 +8,8 @@
 
 A task of benchmarks/accuracy is cut with the same data in several ways: without the rotation of axes that only linear
 maps touch, with it (as `compress` does by itself), and with one thing more each: layers as products of two where that
-pays (those that `--layers` names), as many blocks gone as do best, the layers of each block fitted together.
+pays (those that `--layers` names), as many blocks gone as do best, the layers of each block fitted together (also
+without rotating, `together-plain`).
 Of `--batches` beyond those of a task's calibration data, further draws of these are taken; `--seed` makes others.
 `--tests` are batches of the test data. SmolLM2's batches are two windows of 512 tokens, the first of the training text,
 and its `--tests` windows of the test text. With `--predicted` nothing is cut: what `Reconstruction` expects the output
@@ -40,7 +41,7 @@ from secateur.importance.weights import Weights
 from secateur.pipeline.bases import Bases
 
 RESULTS = Path(__file__).parent / "results" / "ablation.json"
-WAYS = ("plain", "rotated", "rank", "depth", "together")
+WAYS = ("plain", "rotated", "rank", "depth", "together", "together-plain")
 SHARES = (1 / 8, 1 / 4, 1 / 2)
 
 
@@ -61,11 +62,13 @@ def cut(task: Task, way: str, given: argparse.Namespace) -> dict[str, Any]:
     batches, model, tests = data(task, given), task.load(), task.tests()[: given.tests]
     if task.name == "smollm2":
         tests = [(window, window) for window in language.windows("test", given.tests).split(1)]
+    unturned = {"importance": sec.Reconstruction(batches[:16])}  # as `compress` ranks, without rotating
     how: dict[str, Any] = {
-        "plain": {"importance": sec.Reconstruction(batches[:16])},  # as `compress` ranks, without rotating
+        "plain": unturned,
         "rank": {"rank": given.layers},
         "depth": {"blocks": "auto"},
         "together": {"joint": given.steps},
+        "together-plain": {"joint": given.steps, **unturned},
     }
     start = time.process_time()
     target = task.budget(given.factor)

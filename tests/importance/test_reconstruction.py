@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 import secateur as sec
-from secateur.calibrate import products
+from secateur.calibrate import fisher_weights, products
 from secateur.errors import SecateurError
 from secateur.importance import reconstruction
 from secateur.importance.reconstruction import MomentStore
@@ -124,3 +124,21 @@ def test_a_constant_is_free_only_where_a_shift_can_take_its_place(follows: str) 
     graph = sec.trace(net, batches[0])
     kept = sec.plan(graph, {"0.weight": 0.25}, importance=sec.Reconstruction(batches)).axes[0].keep
     assert (1 in kept) == (follows == "nothing")
+
+
+def test_what_is_read_at_many_places_of_an_input_counts_more_but_not_as_often() -> None:
+    """Errors at 16 places count as 2: layers behind make up for some of their sum."""
+    torch.manual_seed(0)
+    net = nn.Sequential(
+        nn.Conv2d(3, 6, 1), nn.ReLU(), nn.Conv2d(6, 4, 1), nn.AvgPool2d(4), nn.Flatten(), nn.Linear(4, 3)
+    )
+    tokens = nn.Sequential(nn.Linear(3, 6), nn.ReLU(), nn.Linear(6, 4))  # each layer reads as often as the others
+    for model, shape, times in (
+        (net, (8, 3, 4, 4), {"2.weight": 2.0, "5.weight": 1.0}),
+        (tokens, (8, 16, 3), {"2.weight": 1.0}),
+    ):
+        batches = [torch.randn(shape) for _ in range(2)]
+        once, counted = fisher_weights(model, batches), MomentStore(model, batches)._fisher
+        assert {part[0] for part in once} >= times.keys()
+        for part in (part for part in once if part[0] in times):
+            torch.testing.assert_close(counted[part], times[part[0]] * once[part])

@@ -68,7 +68,7 @@ def test_values_of_attention_are_free_and_nothing_else_of_a_llama_is() -> None:
     ]
     assert all(r.axis.size == 8 for r in found if r.free)  # the dims of a head, not the heads
     assert all(r.why for r in found if not r.free)
-    assert any("looked at together" in str(r) for r in found)
+    assert any("tied" in str(r) for r in found)
 
 
 def test_a_rotation_changes_the_weights_and_not_the_output() -> None:

@@ -27,6 +27,7 @@ class Norm:
     var: str | None
     weight: str | None
     eps: float
+    bias: str | None = None
 
 
 @dataclass(frozen=True)
@@ -143,7 +144,7 @@ class _Recorder:
             self.found.variances[mean] = variance
         if origin is None or origin.product is None or origin.norm is not None or origin.scales:
             return None
-        norm = Norm(mean, variance, name(args[1]), float(args[7]))
+        norm = Norm(mean, variance, name(args[1]), float(args[7]), name(args[2]))
         self.found.norms[origin.product] = norm
         return replace(origin, made_at=self._ops, norm=norm)
 

@@ -39,6 +39,7 @@ from secateur.tracing.graph import Axis
 _DOUBLE = 2**10  # summed elements up to which the inverse is in double precision
 _HELD = 2**31  # bytes of second moments at a time
 _WHAT = "Reconstruction"
+_ADDED_UP = 0.25  # errors at n places of an input are n to this power: layers behind make up for some of their sum
 _UNKNOWN = 1e30  # the score where nothing can be told: such an axis is the last to be cut
 
 
@@ -248,7 +249,9 @@ class MomentStore:
             failed = int(totals("Fisher weights", [torch.tensor(failed)])[0])
         if failed:
             return None
-        return {part: squares / rows for part, (squares, rows) in over_ranks(found, self._batches).items()}
+        sums = over_ranks(found, self._batches)
+        least = min((rows for _, rows in sums.values()), default=1)
+        return {part: squares / rows * (rows / least) ** _ADDED_UP for part, (squares, rows) in sums.items()}
 
     @cached_property
     def _structure(self) -> Structure:

@@ -91,7 +91,10 @@ def shape_of_the_last(args: list[Any], _: Mapping[int, Sequence[int]]) -> None:
     args[1] = list(args[0].shape[-len(args[1]) :])
 
 
-@op(aten._fused_rms_norm.default, aten.rms_norm.default)
+RMS_NORMS = {aten._fused_rms_norm.default, aten.rms_norm.default}  # that take (x, shape, weight, eps)
+
+
+@op(*RMS_NORMS)
 def rms_norm(call: Call, x: Value, shape: Any, weight: Value | None, eps: float | None = None) -> tuple[Value, ...]:
     """Divided by the root of the mean square over the last dimensions, then scaled."""
     return _last_dims_norm(call, x, len(shape), weight, None)

@@ -20,6 +20,7 @@ from secateur.distributed import pooled
 from secateur.errors import VerifyError
 from secateur.importance.reconstruction import InputMoments, MomentStore
 from secateur.importance.weights import Weights
+from secateur.pipeline.folds import measured
 from secateur.pipeline.rotations import Places, free_places, rotate_all
 from secateur.state.transaction import Transaction, untouched
 from secateur.tracing.graph import Axis, Graph, Site
@@ -39,10 +40,12 @@ class Bases:
     @staticmethod
     def of(graph: Graph, batches: Sequence[Any], axes: Sequence[Axis] | None = None) -> Bases:
         """Find both from data, of all axes or of some; without any, there are none."""
-        weights = Weights(graph, graph.axes if axes is None else axes)
+        weights = Weights(graph, [axis for axis in (graph.axes if axes is None else axes) if axis.exact])
         if not batches:
             return Bases(weights, {}, None)
-        free = [own for own in free_places(weights, batches[0])[0].values() if _precise(weights, own)]
+        free = [own for own in free_places(weights, batches[0])[0].values() if _precise(own)]
+        folds = measured(weights.model, (fold for own in free for fold in own.folds), batches)
+        free = [own.folding(folds) for own in free]
         return Bases(weights, _bases(weights, free, batches) if free else {}, batches[0])
 
     @contextmanager
@@ -67,13 +70,13 @@ class Bases:
         return tuple(own.axis.name for own in chosen)
 
     def _rotate(self, chosen: Mapping[Places, Tensor], undo: Transaction) -> None:
-        undo.keep(*(self.weights.parameters[name] for own in chosen for name in own.tensors))
+        undo.keep(*(own.held[name] for own in chosen for name in own.tensors))
         rotate_all(self.weights, chosen, self.example)
 
 
-def _precise(weights: Weights, own: Places) -> bool:
+def _precise(own: Places) -> bool:
     """Whether a rotated weight is about as good as it was: in half precision it is not."""
-    return all(torch.finfo(weights.parameters[name].dtype).eps < 1e-6 for name in own.tensors)
+    return all(torch.finfo(own.held[name].dtype).eps < 1e-6 for name in own.tensors)
 
 
 def _bases(weights: Weights, places: Sequence[Places], batches: Sequence[Any]) -> dict[Places, Tensor]:

@@ -6,8 +6,10 @@ stream of a few language models; a graph knows such axes of any model. The op th
 time: an axis is free if the model puts out the same, in double precision, when all weights that have part in it are
 rotated at random, and also when what makes it is hundreds of times larger or smaller and what reads it makes up for
 that. The first fails for ops that look at single positions (ReLU, a scale for each), the second for those that bend
-(tanh, clamps). Where an axis is there many times, as the values of each head of attention are, each of its parts has a
-basis of its own, if the model puts out the same then, too.
+(tanh, clamps). Scales that each position has of its own, as in a batch norm, are put into weights first (`folds`).
+Where a statistic over positions, as in an RMSNorm, makes up for the length of what it is given, the rotated model is
+compared with one whose makers are as large. Where an axis is there many times, as the values of each head of attention
+are, each of its parts has a basis of its own, if the model puts out the same then, too.
 """
 
 from __future__ import annotations
@@ -24,10 +26,12 @@ from secateur.arguments import an_instance, check
 from secateur.axes import Atom
 from secateur.errors import ApplyError, PlanError, VerifyError
 from secateur.importance.weights import Weights
+from secateur.pipeline.folds import Fold, FoldableScales
+from secateur.state.held import named_tensors
 from secateur.state.transaction import transaction
 from secateur.tracing import unwrap
 from secateur.tracing.graph import GRAPH, Axis, Graph, Site
-from secateur.tracing.roles import Roles, roles
+from secateur.tracing.roles import Roles, bent, roles
 from secateur.verify.run import outputs
 
 _OFF = 1e-8  # of an output's largest element; what is rounded in double precision is far below
@@ -49,10 +53,13 @@ class Rotation:
     free: bool
     why: str = ""
     parts: int = 1
+    folded: tuple[str, ...] = ()  # vectors that `rotate` puts into the weights before or behind them
 
     def __str__(self) -> str:
         apart = f", {self.parts} times" if self.parts > 1 else ""
-        return f"{self.axis.name} ({self.axis.size}{apart}): {'free' if self.free else self.why}"
+        more = f" and {len(self.folded) - 1} more" if len(self.folded) > 1 else ""
+        first = f", once the scale of {self.folded[0]}{more} is folded into weights" if self.folded else ""
+        return f"{self.axis.name} ({self.axis.size}{apart}): {f'free{first}' if self.free else self.why}"
 
 
 def rotations(graph: Graph) -> tuple[Rotation, ...]:
@@ -71,22 +78,25 @@ def rotations(graph: Graph) -> tuple[Rotation, ...]:
     """
     check("rotations", PlanError, locals(), graph=GRAPH)
     places, whys = free_places(Weights(graph, graph.axes), graph.example)
-    return tuple(
-        Rotation(axis, axis in places, whys.get(axis, ""), places[axis].parts if axis in places else 1)
-        for axis in graph.axes
-    )
+    return tuple(_told(axis, places.get(axis), whys.get(axis, "")) for axis in graph.axes)
+
+
+def _told(axis: Axis, own: Places | None, why: str) -> Rotation:
+    """What is said of an axis, with its places if it is free."""
+    if own is None:
+        return Rotation(axis, False, why)
+    return Rotation(axis, True, "", own.parts, tuple(fold.name for fold in own.folds))
 
 
 def free_places(weights: Weights, example: Any) -> tuple[Mapping[Axis, Places], Mapping[Axis, str]]:
     """The axes that are free, as runs on an example show, with their places; and why the others are not."""
     known = _roles(weights)
-    whys = {axis: _unfit(weights, axis, known) for axis in weights.axes}
-    places = {axis: Places(weights, axis) for axis, why in whys.items() if not why}
+    places, whys = _places(weights, known, example)
     trial = _RotatedRuns(weights, known, example)
     apart = trial.free([own for own in places.values() if own.parts > 1])
     alike = trial.free([own.alike() for axis, own in places.items() if axis not in apart])
     found = {axis: apart.get(axis) or alike[axis] for axis in places if axis in apart or axis in alike}
-    return found, {axis: why or trial.why(axis) for axis, why in whys.items() if axis not in found}
+    return found, whys | {axis: trial.why(axis) for axis in places if axis not in found}
 
 
 def rotate(model: nn.Module, graph: Graph, axis: Axis, matrix: Tensor) -> nn.Module:
@@ -102,7 +112,8 @@ def rotate(model: nn.Module, graph: Graph, axis: Axis, matrix: Tensor) -> nn.Mod
 
     Where `rotations` says that an axis has several parts, there may be a matrix for each: (parts, size, size).
     All or nothing: where the output changes by more than rounding, the model is as it was. An optimizer's state is not
-    rotated: make a new optimizer.
+    rotated: make a new optimizer. Where a batch norm is on the axis, it is the output in eval mode that stays; in
+    training mode each direction gets statistics of its own.
     """
     rules = {"graph": GRAPH, "axis": an_instance(Axis, "one of graph.axes")}
     check("rotate", ApplyError, locals(), **rules, matrix=an_instance(Tensor, "a tensor"))
@@ -111,11 +122,11 @@ def rotate(model: nn.Module, graph: Graph, axis: Axis, matrix: Tensor) -> nn.Mod
         raise ApplyError("rotate: axis is one of graph.axes, and this one is of another graph")
     if inner is not graph.model:
         raise ApplyError("rotate takes the model that the graph was traced from")
-    weights = Weights(graph, graph.axes)
-    why = _unfit(weights, axis, _roles(weights))
-    if why:
-        raise ApplyError(f"{axis.name} cannot be rotated: {why}")
-    places, square = Places(weights, axis), matrix.detach().to("cpu", torch.float64)
+    weights = Weights(graph, [axis])
+    found, whys = _places(weights, _roles(weights), graph.example)
+    if axis in whys:
+        raise ApplyError(f"{axis.name} cannot be rotated: {whys[axis]}")
+    places, square = found[axis], matrix.detach().to("cpu", torch.float64)
     places = places.alike() if square.ndim == 2 else places
     square = square if square.ndim == 3 else square.unsqueeze(0)
     one = torch.eye(axis.size).double()
@@ -137,9 +148,8 @@ def rotate_all(weights: Weights, matrices: Mapping[Places, Tensor], example: Any
     with transaction(model) as undo, torch.no_grad():
         for own, matrix in matrices.items():
             for name in own.tensors:
-                tensor = weights.parameters[name]
-                undo.keep(tensor)
-                tensor.copy_(own.rotated(name, tensor.double(), matrix))
+                undo.keep(own.held[name])
+                own.held[name].copy_(own.rotated(name, own.held[name].double(), matrix))
         off = difference(before, outputs(model, example, torch.float64))
         if not off < ROUNDED:
             names = ", ".join(own.axis.name for own in matrices)
@@ -161,22 +171,38 @@ def _roles(weights: Weights) -> Roles:
     return replace(known, reads=named(known.reads), makes=named(known.makes))
 
 
-def _unfit(weights: Weights, axis: Axis, known: Roles) -> str:
-    """Why an axis cannot be rotated, as far as the graph tells."""
-    if not axis.exact:
-        return f"its positions are looked at together: {axis.why}"
-    others = [site.tensor for site in axis.sites if site.tensor not in weights.parameters]
+def _places(weights: Weights, known: Roles, example: Any) -> tuple[dict[Axis, Places], dict[Axis, str]]:
+    """Where each axis is that may be free, with what has to be folded; why the others are not, as far as is told."""
+    folds = FoldableScales(weights, known, example)
+    bends = bent(weights.graph, folds.vectors)
+    found: dict[Axis, Places] = {}
+    whys: dict[Axis, str] = {}
+    for axis in weights.axes:
+        sites = {site for site, _ in weights.context(axis).sites()}
+        if not sites & known.reads:
+            whys[axis] = "no weight reads it"
+        elif not sites & known.makes:
+            whys[axis] = "no weight makes it"
+        elif axis.exact and axis.atom in bends:
+            whys[axis] = _NOT_LINEAR
+        else:
+            own, why = folds.of(axis)
+            if why or (why := _unfit(weights, axis, known, own)):
+                whys[axis] = why
+            else:
+                found[axis] = Places(weights, axis, own)
+    return found, whys
+
+
+def _unfit(weights: Weights, axis: Axis, known: Roles, folds: Sequence[Fold]) -> str:
+    """Why an axis cannot be rotated though what is between its weights may be linear."""
+    settled = {name for fold in folds for name in fold.touched}
+    others = [s.tensor for s in axis.sites if s.tensor not in weights.parameters and s.tensor not in settled]
     if others:
         return f"{others[0]} goes with single positions"
-    sites = {site for site, _ in weights.context(axis).sites()}
-    if not sites & known.reads:
-        return "no weight reads it"
-    if not sites & known.makes:
-        return "no weight makes it"
-    lost = sorted(site.tensor for site in sites - known.reads - known.makes)
-    if lost:
-        return f"it is not known what {lost[0]} has to do with it"
-    return _NOT_LINEAR if axis.atom in known.bent else ""
+    sites = {site for site, _ in weights.context(axis).sites()} - known.reads - known.makes
+    lost = sorted(site.tensor for site in sites if site.tensor not in settled)
+    return f"it is not known what {lost[0]} has to do with it" if lost else ""
 
 
 class Places:
@@ -185,10 +211,12 @@ class Places:
     What goes with an axis wherever it is, as the heads do with the values of each, tells its parts.
     """
 
-    def __init__(self, weights: Weights, axis: Axis, *, apart: bool = True) -> None:
-        self.axis, self._weights = axis, weights
+    def __init__(self, weights: Weights, axis: Axis, folds: Sequence[Fold] = (), *, apart: bool = True) -> None:
+        self.axis, self.folds, self._weights = axis, tuple(folds), weights
+        self.held = dict(named_tensors(weights.model))
         found: dict[str, tuple[Site, ...]] = {}
-        for site, _ in weights.context(axis).sites():  # of several names of a parameter, the first
+        buffers = (site for site in axis.sites if site.tensor not in weights.parameters)
+        for site in (*(site for site, _ in weights.context(axis).sites()), *buffers):  # of several names the first
             found[site.tensor] = (*found.get(site.tensor, ()), site)
         self.tensors: Mapping[str, tuple[Site, ...]] = found
         self._beside = self._shared() if apart else ()
@@ -196,7 +224,11 @@ class Places:
 
     def alike(self) -> Places:
         """With one basis for all parts."""
-        return Places(self._weights, self.axis, apart=False)
+        return Places(self._weights, self.axis, self.folds, apart=False)
+
+    def folding(self, folds: Mapping[Fold, Fold]) -> Places:
+        """With others in the place of some of what is folded."""
+        return Places(self._weights, self.axis, [folds.get(f, f) for f in self.folds], apart=bool(self._beside))
 
     def _shared(self) -> tuple[Atom, ...]:
         """The axes that are beside it in each of its places."""
@@ -229,15 +261,27 @@ class Places:
     def rotated(
         self, name: str, tensor: Tensor, matrix: Tensor, scale: float = 1.0, reads: frozenset[Site] = frozenset()
     ) -> Tensor:
-        """A tensor with the axis rotated in it, (parts, size, size): longer by `scale`, or shorter where it is read."""
+        """A tensor with the axis rotated in it, (parts, size, size): longer by `scale`, or shorter where it is read.
+
+        Where a statistic makes up for the length, what is read is as long as ever.
+        """
         made = tensor.clone()
+        even = [fold for fold in self.folds if name in fold.even]
         for site in self.tensors[name]:
-            by = matrix.to(made) * (1 / scale if site in reads else scale)
-            first = made.movedim(site.dim, 0)
-            for places in self.at(site):
-                index, part = (place.to(made.device) for place in places)
+            less = 1 / scale if self.axis.exact else 1.0
+            by, first = matrix.to(made) * (less if site in reads else scale), made.movedim(site.dim, 0)
+            for index, part in ((i.to(made.device), p.to(made.device)) for i, p in self.at(site)):
+                if even:
+                    even[0].evened(name, made, index, matrix[part.cpu()])
+                    continue
+                for fold in (fold for fold in self.folds if site in fold.into):
+                    first[index] *= fold.scale.to(made)[index][(..., *[None] * (first.ndim - 1))]
                 first[index] = torch.einsum("nij,jn...->in...", by[part], first[index])
         return made
+
+
+def _why_not(axis: Axis) -> str:
+    return _NOT_LINEAR if axis.exact else f"its positions are looked at together: {axis.why}"
 
 
 class _RotatedRuns:
@@ -259,7 +303,7 @@ class _RotatedRuns:
 
     def why(self, axis: Axis) -> str:
         """Why an axis is not free."""
-        return self._errors.get(axis, _NOT_LINEAR)
+        return self._errors.get(axis, _why_not(axis))
 
     def _same(self, places: Sequence[Places]) -> bool:
         generator = torch.Generator().manual_seed(0)
@@ -269,23 +313,29 @@ class _RotatedRuns:
             matrices.append(torch.linalg.qr(torch.randn(own.parts, size, size, generator=generator).double())[0])
             every = own.tensors.values()
             tied = any(len({site in self._reads for site in sites}) > 1 or self._both & {*sites} for sites in every)
-            stretch.append(0.0 if tied else 2 + float(torch.rand((), generator=generator)))
+            free = not (tied and own.axis.exact)
+            stretch.append(2 + float(torch.rand((), generator=generator)) if free else 0.0)
+        unread = any(stretch) and not all(own.axis.exact for own in places)
+        still = [torch.eye(own.axis.size).double().expand(own.parts, -1, -1) for own in places]
         for power in (0, 1, -1) if any(stretch) else (0,):
 
-            def change(name: str, tensor: Tensor, power: int = power) -> Tensor:
-                for own, matrix, much in zip(places, matrices, stretch, strict=True):
-                    if name in own.tensors:
-                        tensor = own.rotated(name, tensor, matrix, 10 ** (power * much), self._reads)
-                return tensor
+            def run(bases: Sequence[Tensor], power: int = power) -> list[Tensor]:
+                def change(name: str, tensor: Tensor) -> Tensor:
+                    for own, matrix, much in zip(places, bases, stretch, strict=True):
+                        if name in own.tensors:
+                            tensor = own.rotated(name, tensor, matrix, 10 ** (power * much), self._reads)
+                    return tensor
+
+                return outputs(self._model, self._example, torch.float64, change)
 
             try:
-                off = difference(self._plain, outputs(self._model, self._example, torch.float64, change))
+                off = difference(run(still) if unread and power else self._plain, run(matrices))
             except Exception as error:  # any code of the user's may run here
                 why = f"the model does not run on rotated weights ({type(error).__name__}: {error})"
                 self._errors |= {own.axis: why for own in places}
                 return False
             if not off < _OFF:
-                self._errors |= {own.axis: _NOT_LINEAR for own in places}
+                self._errors |= {own.axis: _why_not(own.axis) for own in places}
                 return False
         return True
 
