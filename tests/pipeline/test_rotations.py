@@ -51,6 +51,37 @@ def test_the_stream_of_linear_bottlenecks_is_free_unless_something_is_in_between
         assert free(Bottleneck(between).eval(), x) == want, between
 
 
+class Attention(nn.Module):
+    """Two heads; something may be done to queries and keys."""
+
+    def __init__(self, between=lambda x: x) -> None:
+        super().__init__()
+        self.q, self.k, self.v, self.out = (nn.Linear(16, 16) for _ in range(4))
+        self.between, self.scale = between, 8**-0.5
+
+    def forward(self, x):
+        q, k, v = (layer(x).unflatten(-1, (2, -1)).transpose(1, 2) for layer in (self.q, self.k, self.v))
+        chances = (self.between(q) @ self.between(k).mT * self.scale).softmax(-1)
+        return self.out((chances @ v).transpose(1, 2).flatten(2))
+
+
+def test_queries_and_keys_are_free_together_unless_something_is_in_between() -> None:
+    torch.manual_seed(0)
+    x = torch.randn(2, 5, 16)
+    assert free(Attention(), x) == {"q.weight", "v.weight"}
+    for between in (torch.relu, torch.tanh, lambda q: q.clamp(-50, 50), lambda q: q * torch.arange(1.0, 9.0)):
+        assert free(Attention(between), x) == {"v.weight"}
+    net = Attention().eval()
+    before, held = net(x), {name: value.clone() for name, value in net.state_dict().items()}
+    graph = sec.trace(net, x)
+    found = next(r for r in sec.rotations(graph) if r.free and r.axis.sites[0].tensor == "q.weight")
+    assert found.parts == 2
+    sec.rotate(net, graph, found.axis, torch.linalg.qr(torch.randn(2, 8, 8))[0])
+    assert torch.allclose(net(x), before, atol=1e-5)
+    changed = {name for name, value in net.state_dict().items() if not torch.equal(value, held[name])}
+    assert changed == {"q.weight", "q.bias", "k.weight", "k.bias"}
+
+
 def llama():
     torch.manual_seed(0)
     small = {"hidden_size": 32, "intermediate_size": 48, "num_attention_heads": 4, "num_key_value_heads": 2}

@@ -43,7 +43,7 @@ class Bases:
         weights = Weights(graph, [axis for axis in (graph.axes if axes is None else axes) if axis.exact])
         if not batches:
             return Bases(weights, {}, None)
-        free = [own for own in free_places(weights, batches[0])[0].values() if _precise(own)]
+        free = [own for own in free_places(weights, batches[0])[0].values() if own.read and _precise(own)]
         folds = measured(weights.model, (fold for own in free for fold in own.folds), batches)
         free = [own.folding(folds) for own in free]
         return Bases(weights, _bases(weights, free, batches) if free else {}, batches[0])
@@ -62,12 +62,12 @@ class Bases:
                 made = replace(self, matrices={})
             yield made
 
-    def rotate(self, names: Collection[str], undo: Transaction) -> tuple[str, ...]:
+    def rotate(self, names: Collection[str], undo: Transaction) -> tuple[Places, ...]:
         """Rotate some of them for good, and say which."""
         chosen = {own: matrix for own, matrix in self.matrices.items() if own.axis.name in names}
         if chosen:
             self._rotate(chosen, undo)
-        return tuple(own.axis.name for own in chosen)
+        return tuple(chosen)
 
     def _rotate(self, chosen: Mapping[Places, Tensor], undo: Transaction) -> None:
         undo.keep(*(own.held[name] for own in chosen for name in own.tensors))

@@ -25,6 +25,7 @@ from secateur.pipeline.bases import TURNED, Bases
 from secateur.pipeline.depth import blocks as residual_blocks
 from secateur.pipeline.depth import further_off, outputs_of, plan_depth
 from secateur.pipeline.factor import idle, layers_named, rank_axes, split
+from secateur.pipeline.rotations import Places
 from secateur.pipeline.sharded import Shard, sharded_anew, unwrapped
 from secateur.planning import Bytes, Macs, Params, Plan, plan
 from secateur.planning.plans import Change
@@ -285,7 +286,7 @@ def compressed(
     after: Counted,
     criterion: Importance,
     start: float,
-    turned: Sequence[str] = (),
+    turned: Sequence[Places] = (),
 ) -> Compressed:
     """What came of it; `start` is when it began, `turned` are the axes that were rotated."""
     return Compressed(
@@ -340,7 +341,7 @@ def params(model: nn.Module) -> int:
     return sum(parameter.numel() for parameter in model.parameters())
 
 
-def _why(made: Plan, criterion: Importance, turned: Sequence[str]) -> tuple[str, ...]:
+def _why(made: Plan, criterion: Importance, turned: Sequence[Places]) -> tuple[str, ...]:
     """The choice in words: what went most and what stayed."""
     name = type(criterion).__name__ if not callable(getattr(criterion, "__name__", None)) else criterion.__name__
     cut = sorted(made.axes, key=lambda axis: len(axis.keep) / axis.size)
@@ -348,5 +349,9 @@ def _why(made: Plan, criterion: Importance, turned: Sequence[str]) -> tuple[str,
         return (f"ranked by {name}: nothing had to be cut",)
     most = ", ".join(f"{axis.name} ({axis.size} → {len(axis.keep)})" for axis in cut[:3])
     chosen = f"ranked by {name}; {len(cut)} axes are cut, where that loses least for what it saves; most of all {most}"
-    rotated = f"only linear maps touch {len(turned)} of them, such as {turned[0]}: rotated first" if turned else ""
-    return (chosen, rotated) if rotated else (chosen,)
+    if not turned:
+        return (chosen,)
+    rotated = f"only linear maps touch {len(turned)} of them, such as {turned[0].axis.name}: rotated first"
+    if any(fold.norm is not None for own in turned for fold in own.folds):
+        rotated += "; batch norms there take the statistics of rotated channels in training mode"
+    return chosen, rotated

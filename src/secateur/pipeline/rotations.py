@@ -179,7 +179,8 @@ def _places(weights: Weights, known: Roles, example: Any) -> tuple[dict[Axis, Pl
     whys: dict[Axis, str] = {}
     for axis in weights.axes:
         sites = {site for site, _ in weights.context(axis).sites()}
-        if not sites & known.reads:
+        read = bool(sites & known.reads)
+        if not read and axis.atom not in known.mixed:
             whys[axis] = "no weight reads it"
         elif not sites & known.makes:
             whys[axis] = "no weight makes it"
@@ -190,7 +191,7 @@ def _places(weights: Weights, known: Roles, example: Any) -> tuple[dict[Axis, Pl
             if why or (why := _unfit(weights, axis, known, own)):
                 whys[axis] = why
             else:
-                found[axis] = Places(weights, axis, own)
+                found[axis] = Places(weights, axis, own, read=read)
     return found, whys
 
 
@@ -208,11 +209,14 @@ def _unfit(weights: Weights, axis: Axis, known: Roles, folds: Sequence[Fold]) ->
 class Places:
     """Where an axis is in the model's parameters: for each place, which positions and which of its parts are there.
 
-    What goes with an axis wherever it is, as the heads do with the values of each, tells its parts.
+    What goes with an axis wherever it is, as the heads do with the values of each, tells its parts. Of some axes, such
+    as those of queries and keys, what one weight makes is multiplied with what another does, and none is `read`.
     """
 
-    def __init__(self, weights: Weights, axis: Axis, folds: Sequence[Fold] = (), *, apart: bool = True) -> None:
-        self.axis, self.folds, self._weights = axis, tuple(folds), weights
+    def __init__(
+        self, weights: Weights, axis: Axis, folds: Sequence[Fold] = (), *, read: bool, apart: bool = True
+    ) -> None:
+        self.axis, self.folds, self.read, self._weights = axis, tuple(folds), read, weights
         self.held = dict(named_tensors(weights.model))
         found: dict[str, tuple[Site, ...]] = {}
         buffers = (site for site in axis.sites if site.tensor not in weights.parameters)
@@ -224,11 +228,12 @@ class Places:
 
     def alike(self) -> Places:
         """With one basis for all parts."""
-        return Places(self._weights, self.axis, self.folds, apart=False)
+        return Places(self._weights, self.axis, self.folds, read=self.read, apart=False)
 
     def folding(self, folds: Mapping[Fold, Fold]) -> Places:
         """With others in the place of some of what is folded."""
-        return Places(self._weights, self.axis, [folds.get(f, f) for f in self.folds], apart=bool(self._beside))
+        others = [folds.get(fold, fold) for fold in self.folds]
+        return Places(self._weights, self.axis, others, read=self.read, apart=bool(self._beside))
 
     def _shared(self) -> tuple[Atom, ...]:
         """The axes that are beside it in each of its places."""
@@ -315,7 +320,7 @@ class _RotatedRuns:
             tied = any(len({site in self._reads for site in sites}) > 1 or self._both & {*sites} for sites in every)
             free = not (tied and own.axis.exact)
             stretch.append(2 + float(torch.rand((), generator=generator)) if free else 0.0)
-        unread = any(stretch) and not all(own.axis.exact for own in places)
+        longer = any(stretch) and not all(own.axis.exact and own.read for own in places)  # nothing makes up for it
         still = [torch.eye(own.axis.size).double().expand(own.parts, -1, -1) for own in places]
         for power in (0, 1, -1) if any(stretch) else (0,):
 
@@ -329,7 +334,7 @@ class _RotatedRuns:
                 return outputs(self._model, self._example, torch.float64, change)
 
             try:
-                off = difference(run(still) if unread and power else self._plain, run(matrices))
+                off = difference(run(still) if longer and power else self._plain, run(matrices))
             except Exception as error:  # any code of the user's may run here
                 why = f"the model does not run on rotated weights ({type(error).__name__}: {error})"
                 self._errors |= {own.axis: why for own in places}
