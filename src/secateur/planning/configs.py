@@ -28,13 +28,12 @@ _remembered: dict[object, Constructed] = {}  # the last one used comes last; no 
 
 
 def config_fields(
-    graph: Graph, maker: Maker | None, counts: Counts, changed: Mapping[Place, Any]
+    graph: Graph, model: nn.Module, maker: Maker | None, counts: Counts, changed: Mapping[Place, Any]
 ) -> Iterator[tuple[Place, Any, Any]]:
     """Fields to rewrite, with their old and new values; `changed` are numbers in modules that a plan changes.
 
     Fields that the model's code reads are among these already, if they follow.
     """
-    model = graph.model
     if maker is None or not any("config" in vars(module) for module in model.modules()):
         return
     try:

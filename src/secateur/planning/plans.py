@@ -272,8 +272,8 @@ def make_plan(graph: Graph, chosen: Mapping[Axis, Tensor], limits: Loadable | No
         told = limits.told(counts)
         attributes += [(place, was, now) for place, (was, now) in told.items() if place not in changed]
     elif counts:
-        attributes += config_fields(graph, maker, counts, changed)
-        attributes += told_sizes(graph, after, {place for place, *_ in attributes})
+        attributes += config_fields(graph, model, maker, counts, changed)
+        attributes += told_sizes(graph, model, after, {place for place, *_ in attributes})
         attributes += kept_twice(model, attributes)
     held = tuple((graph.places[name], kept.pop(name)) for name in list(kept) if graph.kinds[name] == "attribute")
     return Plan(

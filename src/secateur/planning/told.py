@@ -25,7 +25,9 @@ _INPUT = re.compile(r"(in|input)(?![a-z])|c1")
 _OUTPUT = re.compile(r"(out|output)(?![a-z])|c2")
 
 
-def told_sizes(graph: Graph, after: Mapping[str, Sequence[int]], known: Collection[Place]) -> Iterator[Written]:
+def told_sizes(
+    graph: Graph, model: nn.Module, after: Mapping[str, Sequence[int]], known: Collection[Place]
+) -> Iterator[Written]:
     """Attributes such as `in_channels` that the traced run did not read: another method may.
 
     One follows if what its module's constructor made with it will have one and the same other size (`graph.stated`).
@@ -33,7 +35,7 @@ def told_sizes(graph: Graph, after: Mapping[str, Sequence[int]], known: Collecti
     at least one dimension of a parameter, will have one and the same other. `in…` looks at what the module reads but
     does not make, `out…` at what it makes but does not read.
     """
-    model, known = graph.model, {*known, *graph.equations.read}
+    known = {*known, *graph.equations.read}
     for one in graph.stated:
         sites = (Site(name, i) for name in one.tensors for i in range(len(graph.layouts[name])))
         sizes = {after[site.tensor][site.dim] for site in sites if _layout(graph, site).size == one.value}

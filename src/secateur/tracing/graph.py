@@ -61,6 +61,9 @@ class Axis:
     why: str
     atom: Atom = field(repr=False, compare=False)
 
+    def __hash__(self) -> int:
+        return hash(self.name)  # looked up often, and there may be hundreds of sites
+
 
 @dataclass(frozen=True)
 class Blocked:
