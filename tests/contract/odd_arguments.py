@@ -167,7 +167,7 @@ def _recover_arguments() -> dict[str, Any]:
     model = net()
     teacher = copy.deepcopy(model)
     sec.apply(model, sec.plan(graph(model), sec.Ratio(0.5)))
-    more = {"minutes": 0.02, "steps": 2, "task": None, "example": None, "checkpoint": None, "seed": 0}
+    more = {"minutes": 0.02, "steps": 2, "task": None, "example": None, "checkpoint": None, "dtype": None, "seed": 0}
     return {"model": model, "teacher": teacher, "batches": data(), **more}
 
 

@@ -69,10 +69,10 @@ def soft_difference(ours: Tensor, theirs: Tensor, dim: int = -1) -> Tensor:
 
 def _same_rows(some: Tensor, every: Tensor, index: Tensor) -> bool:
     """Whether what is said of some rows is, to rounding, what is said of them among all."""
-    if not every.ndim or len(every) <= int(index[-1]) or some.shape != every[index].shape:
+    if not every.ndim or len(every) <= int(index[-1]) or some.shape != (len(index), *every.shape[1:]):
         return False
-    wanted = every[index.to(every.device)].double()
-    return bool((some.double() - wanted).abs().max() <= _ROUNDING * wanted.abs().max())
+    wanted = every[index.to(every.device)].float()
+    return bool((some.float() - wanted).abs().max() <= _ROUNDING * wanted.abs().max())
 
 
 def _classes(model: nn.Module, logits: Tensor) -> int | None:
