@@ -82,11 +82,12 @@ class _Recorder:
             self.found.read[product.name].update(given or [None])
             if product.bias is not None:
                 self.found.biases[product.name] = product.bias
-        elif step.op not in KEEP_ORDER:
-            self.found.escaped |= dict.fromkeys(given, str(step.op.name()))
         out = step.run()
         made = out[0] if isinstance(out, tuple | list) and out else out
-        passed = given[0] if given and step.op in KEEP_ORDER else by
+        handed_on = step.op in KEEP_ORDER or _is_all_of(made, step.args)
+        if product is None and not handed_on:
+            self.found.escaped |= dict.fromkeys(given, str(step.op.name()))
+        passed = given[0] if given and handed_on else by
         if isinstance(made, Tensor) and product is None and passed is not None:
             made.__dict__[_TAG] = passed
         return out
@@ -100,3 +101,11 @@ class _Recorder:
         names = [self._parameters.name(arg) if isinstance(arg, Tensor) else "" for arg in step.args[:2]]
         found = [name for name in names if name and self._parameters.tensors[name].ndim == 1]
         return found[0] if len(found) == 1 and None in names else None
+
+
+def _is_all_of(made: Any, args: Sequence[Any]) -> bool:
+    """Whether a tensor is what an op was given, seen in the same way: a slice from end to end, say."""
+    given = args[0] if args else None
+    if not isinstance(made, Tensor) or not isinstance(given, Tensor) or made.data_ptr() != given.data_ptr():
+        return False
+    return made is not given and made.shape == given.shape and made.stride() == given.stride()
