@@ -163,7 +163,7 @@ def _fitted(block: nn.Module, name: str, plan: Plan, samples: Sequence[_Sample |
     if not maps:
         return None
     positions = min(maps, key=lambda way: float(missed(made, picked(taken[0].want, way))))
-    taken = [_Sample(each.args, each.kwargs, picked(each.want, positions)) for each in taken]
+    taken = _laid_out(block, [_Sample(each.args, each.kwargs, picked(each.want, positions)) for each in taken])
     held = held_back(len(taken))
     judges = [taken[n] for n in sorted(held)]
     others = [each for n, each in enumerate(taken) if n not in held]
@@ -179,6 +179,22 @@ def _fitted(block: nn.Module, name: str, plan: Plan, samples: Sequence[_Sample |
                 own[n].data.copy_(value)
             return LayerFit(name, before, after, "its layers together")
     return None
+
+
+def _laid_out(block: nn.Module, samples: Sequence[_Sample]) -> Sequence[_Sample]:
+    """Images with their channels last, where the block takes them so: a CPU convolves them in about half the time."""
+    if not any(isinstance(layer, nn.Conv2d) for layer in block.modules()):
+        return samples
+    found = [_Sample(*mapped((s.args, s.kwargs), _channels_last), _channels_last(s.want)) for s in samples]
+    try:
+        block(*found[0].args, **found[0].kwargs)
+    except Exception:  # any code of the user's may run here: views of what lies otherwise
+        return samples
+    return found
+
+
+def _channels_last(tensor: Tensor) -> Tensor:
+    return tensor.contiguous(memory_format=torch.channels_last) if tensor.ndim == 4 else tensor
 
 
 def _repeats(block: nn.Module, sample: _Sample) -> bool:
