@@ -74,9 +74,9 @@ def recover(
     beyond the example that the model was traced with (or `example`) is not given to the model.
 
     A tenth of the data is held back, and left out of later batches where it comes again. On it a few short trials
-    choose the learning rate, and rounds follow, each four times as long as the one before and each with a rate that falls to
-    zero, until one brings nothing, or the time (`minutes`) or the number of `steps` is used up. `before` and `after` of
-    the report are measured on what was held back, and the model is left at the best that was found, or as it was if
+    choose the learning rate, and rounds follow, each four times as long as the one before, each with a rate that falls
+    to zero, until one brings nothing, or the time (`minutes`) or the number of `steps` is used up. `before` and `after`
+    of the report are measured on what was held back, and the model is left at the best that was found, or as it was if
     that may be better by chance. Dropout layers are off meanwhile. Batch norms take their statistics anew at first,
     where that is better (a round of no steps in the report), and learn their scales and shifts.
 
