@@ -119,7 +119,8 @@ def constant(layout: Layout) -> bool:
 def why_fixed(*layouts: Layout) -> str:
     """Of the reasons in some layouts for not cutting them, the one that is worth telling most."""
     found = [atom for layout in layouts for atom in atoms(layout) if atom.fixed]
-    return str(min(found, key=_worth_telling).fixed) if found else "a single position"
+    told = min(found, key=_worth_telling).fixed if found else None  # of its own kind, wherever it is passed on to
+    return told or "a single position"
 
 
 def inherent(layout: Layout) -> bool:
