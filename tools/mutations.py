@@ -171,6 +171,8 @@ MUTATIONS = [
     Mutation("planning/loadable.py:Loadable.problem", "return None", "tests/planning/test_plan_loadable.py"),
     Mutation("tracing/constructor.py:_whole", "return None", "tests/planning/test_plan_loadable.py"),
     # training
+    Mutation("training/lessons.py:Lessons.move_statistics", "return None", "tests/training/test_training_recover.py"),
+    Mutation("training/rounds.py:Search._better", "return False", "tests/training/test_training_recover.py"),
     Mutation("training/rounds.py:Search._statistics", "return None", "tests/training/test_training_recover.py"),
     Mutation(
         "training/rounds.py:clearly_lower",

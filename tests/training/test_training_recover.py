@@ -15,6 +15,7 @@ import secateur as sec
 from secateur.training.checkpoint import RecoveryCheckpoint
 from secateur.training.holdout import TrainingData
 from secateur.training.kept import keep
+from secateur.training.rounds import clearly_lower
 
 
 def small_net(seed=0):
@@ -145,6 +146,20 @@ def test_statistics_of_batch_norms_stay_while_the_model_learns():
         assert torch.equal(getattr(model[1], name), before[f"1.{name}"])
 
 
+@pytest.mark.parametrize(("size", "steps", "moved"), [(16, 700, True), (8, 700, False), (16, 450, False)])
+def test_statistics_move_in_long_rounds_of_batches_that_are_large_enough(size, steps, moved):
+    """At length, learning by those of the batch at hand comes nearer."""
+    _, teacher = cut_pair()
+    model = copy.deepcopy(teacher)
+    with torch.no_grad():
+        model[7].weight *= 1.5
+    modes = set()
+    model[1].register_forward_pre_hook(lambda norm, _: modes.add(norm.training and torch.is_grad_enabled()))
+    found = sec.recover(model, teacher, images(size=size), minutes=5, steps=steps)
+    assert found.after < 0.5 * found.before
+    assert (True in modes) is moved
+
+
 def test_stale_statistics_are_taken_anew_at_first():
     teacher = small_net().train()
     with torch.no_grad():
@@ -215,6 +230,25 @@ def test_labels_count_as_well():
             losses[with_labels] = float(task(model.eval()(pairs[0][0]), pairs[0]))
     assert losses[True] < 0.95 * losses[False]
     assert found.after == pytest.approx(fmean(_task_loss(model, task, pair) for pair in held_back(pairs)), rel=1e-4)
+
+
+def test_what_a_few_examples_hide_of_a_task_the_teacher_tells():
+    """One batch is wrong by a thousand times as much as the others: its loss alone says little of chance."""
+    model, teacher = cut_pair()
+    pairs = [(x, torch.full((16, 1), 1000.0 if i == 0 else 1.0)) for i, x in enumerate(images(40))]
+
+    def task(output, batch):
+        with torch.no_grad():
+            wanted = teacher(batch[0])
+        return (batch[1] * (output - wanted) ** 2).mean()
+
+    held = [pair for _, pair in TrainingData(pairs, lambda pair: pair[0], by_rows=lambda batch: True).held]
+    before = apart(model, teacher, [x for x, _ in held])
+    losses = [_task_loss(model.eval(), task, pair) for pair in held]
+    found = sec.recover(model, teacher, pairs, minutes=5, steps=60, task=task, example=pairs[0][0])
+    assert not clearly_lower([_task_loss(model, task, pair) for pair in held], losses)
+    assert found.kept
+    assert apart(model, teacher, [x for x, _ in held]) < before
 
 
 @torch.no_grad()

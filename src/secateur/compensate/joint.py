@@ -153,7 +153,7 @@ def _spans(model: nn.Module, runs: Runs) -> list[tuple[str, str]]:
 
 def _fitted(block: nn.Module, name: str, plan: Plan, samples: Sequence[_Sample | None], steps: int) -> LayerFit | None:
     """Fit a block; None where it is not fitted, or comes no nearer."""
-    taken = [sample for sample in samples if sample is not None]
+    taken: Sequence[_Sample] = [sample for sample in samples if sample is not None]
     own = {n: p for n, p in block.named_parameters() if p.is_floating_point()}
     if len(taken) < len(samples) or not own or not _repeats(block, taken[0]):
         return None
@@ -185,7 +185,10 @@ def _laid_out(block: nn.Module, samples: Sequence[_Sample]) -> Sequence[_Sample]
     """Images with their channels last, where the block takes them so: a CPU convolves them in about half the time."""
     if not any(isinstance(layer, nn.Conv2d) for layer in block.modules()):
         return samples
-    found = [_Sample(*mapped((s.args, s.kwargs), _channels_last), _channels_last(s.want)) for s in samples]
+    found = [
+        _Sample(mapped(s.args, _channels_last), mapped(s.kwargs, _channels_last), _channels_last(s.want))
+        for s in samples
+    ]
     try:
         block(*found[0].args, **found[0].kwargs)
     except Exception:  # any code of the user's may run here: views of what lies otherwise

@@ -28,7 +28,7 @@ from secateur.training.holdout import Numbered
 _ROUNDING = 0.02  # of what is largest: half precision, and other kernels for other sizes
 _CACHED = 2**26  # numbers that the teacher said about batches that are held back, at most, to be kept
 _DROPOUT = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout, nn.FeatureAlphaDropout)
-_AS_IN_USE = (*_DROPOUT, BatchNorm)
+_ROWS = 16  # examples of a batch from which on batch norms may learn by its own statistics
 
 NamedTensors = dict[str, Tensor]
 
@@ -100,6 +100,7 @@ class Lessons:
         self._plan, self._task, self.inputs = plan, task, inputs
         self._modes = [(module, module.training) for module in model.modules()]
         self._held: Sequence[tuple[Numbered, Said | None]] = ()  # batches, and what the teacher says if that is kept
+        self._moving = False  # whether batch norms are in training mode
         self.same = Correspondence()
 
     def prepare(self, held: Sequence[Numbered]) -> None:
@@ -146,20 +147,37 @@ class Lessons:
         """The mean loss on what is held back: the task's if there is one, else how far the outputs are apart."""
         return fmean(self.losses())
 
-    @torch.no_grad()
     def losses(self) -> list[float]:
         """Those of each batch that is held back."""
+        return self.distances() if self._task is None else self._on_held(lambda out, batch, _: self._asked(out, batch))
+
+    def distances(self) -> list[float]:
+        """How far the outputs are from the teacher's on each batch that is held back, whatever the task."""
+
+        def apart(output: Any, batch: Numbered, kept: Said | None) -> Tensor:
+            wanted = self._run(self.teacher, batch) if kept is None else kept
+            return wanted.apart(self._said(self.model, output))
+
+        return self._on_held(apart)
+
+    @torch.no_grad()
+    def _on_held(self, measure: Callable[[Any, Numbered, Said | None], Tensor]) -> list[float]:
         self.model.eval()
-        found = []
-        for batch, kept in self._held:
-            output = self._call(self.model, batch)
-            if self._task is not None:
-                found.append(float(self._asked(output, batch)))
-            else:
-                wanted = self._run(self.teacher, batch) if kept is None else kept
-                found.append(float(wanted.apart(self._said(self.model, output))))
+        found = [float(measure(self._call(self.model, batch), batch, kept)) for batch, kept in self._held]
         self._set_modes()
         return found
+
+    @property
+    def has_task(self) -> bool:
+        """Whether there is more to learn than what the teacher does."""
+        return self._task is not None
+
+    def move_statistics(self, batch: Numbered, wanted: bool) -> None:
+        """Let batch norms learn by the statistics of a batch, if it has examples enough, or by their own."""
+        moving = wanted and rows(self.inputs(batch[1])) >= _ROWS
+        if moving is not self._moving:
+            self._moving = moving
+            self._set_modes()
 
     def take_statistics(self, batches: Iterable[Numbered]) -> bool:
         """Give batch norms the mean and variance that batches have in this model; False if it has no such layer."""
@@ -187,10 +205,11 @@ class Lessons:
             module.training = mode
 
     def _set_modes(self) -> None:
-        """To learn, without dropout and with the statistics that batch norms have: what learns is what is judged."""
+        """To learn without dropout; batch norms keep their statistics unless told: what learns is what is judged."""
         self.teacher.eval()
         for module in self.model.train().modules():
-            if isinstance(module, _AS_IN_USE) or hasattr(module, "drop_prob"):  # of whole paths
+            stays = isinstance(module, BatchNorm) and not self._moving
+            if stays or isinstance(module, _DROPOUT) or hasattr(module, "drop_prob"):  # of whole paths
                 module.eval()
 
     def _run(self, model: nn.Module, batch: Numbered) -> Said:

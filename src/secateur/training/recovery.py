@@ -78,7 +78,7 @@ def recover(
     to zero, until one brings nothing, or the time (`minutes`) or the number of `steps` is used up. `before` and `after`
     of the report are measured on what was held back, and the model is left at the best that was found, or as it was if
     that may be better by chance. Dropout layers are off meanwhile. Batch norms take their statistics anew at first,
-    where that is better (a round of no steps in the report), and learn their scales and shifts.
+    where that is better (a round of no steps in the report), and learn in training mode in rounds of 500 steps or more.
 
     `dtype=torch.bfloat16` trains in mixed precision (`torch.autocast`), which processors with instructions for it do
     several times as fast: weights stay as wide as they are, and so does all that is judged.

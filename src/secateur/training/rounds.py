@@ -28,6 +28,10 @@ _LONGEST_TRIAL = 100  # steps
 _STATISTICS = 20  # batches, for those of batch norms
 _ROUND = 1000  # steps of the first round
 _LONGER = 4  # times as long is each that follows: a rate that falls slowly leads further than several that fall fast
+_LAST = 3  # times a round's length: with less than that left, it takes all that is left
+_MOVING = (
+    500  # steps of a round from which on batch norms are in training mode: better at length, worse for a few steps
+)
 _WARM = 0.1  # the part of a round in which the rate rises
 _WORTH = 0.995  # a round that leaves more than this of the loss brought nothing
 _IDLE = 2  # so many such rounds in a row, and it ends
@@ -61,6 +65,7 @@ class Search:
     def run(self) -> Recovered:
         """Everything that the budget allows; the model is left at the best."""
         losses, origin = self.lessons.losses(), self.lessons.values()
+        distances = self.lessons.distances() if self.lessons.has_task else []
         before = fmean(losses)
         if not math.isfinite(before):
             raise TrainingError(f"recover: the loss on what is held back is {before}; the model puts out no numbers")
@@ -69,12 +74,22 @@ class Search:
         self._best = origin
         self._long_rounds(self._resumed() or self._begun())
         self.lessons.put(self._best)
-        kept = clearly_lower(self.lessons.losses(), losses)
+        kept = self._better(losses, distances)
         if not kept:
             self.lessons.put(origin)
         for parameter in self.lessons.model.parameters():
             parameter.grad = None
         return Recovered(tuple(self._rounds), tuple(self.lessons.same.layers), before, kept)
+
+    def _better(self, losses: Sequence[float], distances: Sequence[float]) -> bool:
+        """Whether the model does better than with some losses and distances from the teacher, and not by chance.
+
+        A task's loss may hang on a few examples that it gets wrong; how far it is from the teacher tells more then.
+        """
+        now = self.lessons.losses()
+        if clearly_lower(now, losses) or not distances:
+            return clearly_lower(now, losses)
+        return fmean(now) < fmean(losses) and clearly_lower(self.lessons.distances(), distances)
 
     def _begun(self) -> RecoveryState:
         self._statistics()
@@ -138,7 +153,7 @@ class Search:
         rate, length, idle = found.rate, found.length, found.idle
         while idle < _IDLE and not self.budget.over and (left := self.budget.left()) > 0:
             self.lessons.put(self._best)
-            one = self._round(rate, left if left < 1.5 * length else length, self._loss)
+            one = self._round(rate, left if left < _LAST * length else length, self._loss)
             self._rounds.append(one)
             idle = 0 if one.after < _WORTH * self._loss else idle + 1
             if one.better:
@@ -153,12 +168,14 @@ class Search:
         """Train for some steps, the rate first rising, then falling to zero."""
         start = time.perf_counter()
         taken = 0
+        moving = steps >= _MOVING and all(one.better for one in self._rounds if one.steps >= _MOVING)
         weights = [p for p in self.lessons.model.parameters() if p.requires_grad]
         optimizer = torch.optim.AdamW(weights, lr=rate, weight_decay=0.0)
         for part, batch in self._batches(steps):
             for group in optimizer.param_groups:
                 group["lr"] = rate * min(part / _WARM, 1.0) * 0.5 * (1 + math.cos(math.pi * part))
             optimizer.zero_grad()
+            self.lessons.move_statistics(batch, moving)
             loss = self.lessons.loss(batch)
             if not taken and not bool(loss.isfinite()):  # not for a rate that is too high: no step was taken
                 raise TrainingError(f"recover: {batch_name(batch[0])}: the loss is {loss.item()}; leave the batch out")
