@@ -214,6 +214,64 @@ def _holds_size(kind: Any) -> bool:
     return kind.kind() == "SymIntType" or any(map(_holds_size, kind.containedTypes()))
 
 
+# What compiles the frames that run now, if anything does; None where torch does not tell.
+_compiler: Callable[[], Any] | None = getattr(torch._C._dynamo.eval_frame, "get_eval_frame_callback", None)
+
+
+class OpMode(TorchDispatchMode):
+    """Sees every op. Torch has the compiler look away from each, which takes time also where none is at work."""
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        raw: Any = vars(cls)["__torch_dispatch__"]
+        super().__init_subclass__(**kwargs)
+        unseen: Any = vars(cls)["__torch_dispatch__"]
+        if _compiler is None or unseen is raw:
+            return
+
+        at_work = _compiler
+
+        def dispatch(self: Any, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            return (raw if at_work() is None else unseen)(self, func, types, args, kwargs)
+
+        cls.__torch_dispatch__ = dispatch  # type: ignore[method-assign]
+
+
+# Fake tensors ------------------------------------------------------------------------------------------------------
+
+_subclass: Any = getattr(Tensor, "_make_subclass", None)
+_data_refused: Any = getattr(torch._C, "_set_throw_on_mutable_data_ptr", None)
+_ALIKE: dict[torch.device, dict[str, Any] | None] = {}  # by device, what fake tensors have that is the same for all
+
+
+def fake_of(mode: FakeTensorMode, meta: Tensor, device: torch.device) -> Any:
+    """A fake tensor with nothing but a shape, as torch makes it; which works out the same anew for each.
+
+    >>> made = fake_of(FakeTensorMode(), torch.empty(2, 3, device="meta"), torch.device("cpu"))
+    >>> type(made).__name__, made.shape, made.device
+    ('FakeTensor', torch.Size([2, 3]), device(type='cpu'))
+    """
+    alike = _ALIKE.get(device, _ALIKE)
+    if alike is _ALIKE:
+        made = FakeTensor(mode, meta, device)
+        _ALIKE[device] = _what_is_alike(mode, made, device)
+        return made
+    if alike is None or mode._allow_unsafe_data_ptr_access:
+        return FakeTensor(mode, meta, device)
+    made = _subclass(FakeTensor, meta, meta.requires_grad, dispatch_device=True, device_for_backend_keys=device)
+    _data_refused(made)
+    made.__dict__.update(alike, fake_mode=mode)
+    return made
+
+
+def _what_is_alike(mode: FakeTensorMode, made: Any, device: torch.device) -> dict[str, Any] | None:
+    """The attributes of a fake tensor but for its mode; None where there is more to one than these."""
+    held = {name: value for name, value in vars(made).items() if name != "fake_mode"}
+    plain = all(value is None or value is False or value == device for value in held.values())
+    known = None not in (_subclass, _data_refused) and hasattr(mode, "_allow_unsafe_data_ptr_access")
+    settled = device.type == "cpu" or device.index is not None  # the present device of a kind may change
+    return held if plain and known and settled and made.fake_mode is mode else None
+
+
 # Functions ---------------------------------------------------------------------------------------------------------
 
 
@@ -392,6 +450,7 @@ def sharded_places() -> Iterator[tuple[nn.Module, Any]]:
 __all__ = ["AttentionOutput", "BatchNorm", "Convolution", "FAKE_LOGGER", "FUNCTION_HOMES", "FakeTensor"]
 __all__ += ["FakeTensorMode", "Missing", "OpOverload", "OpOverloadPacket", "ScriptFunction", "StorageWeakRef"]
 __all__ += ["TESTED", "TorchDispatchMode", "TorchFunctionMode", "TransposedConvolution", "aten", "draws"]
+__all__ += ["OpMode", "fake_of"]
 __all__ += ["is_compiled", "is_functorch_wrapped", "is_lazy", "is_lazy_clone", "is_pointwise", "lazy_clone"]
 __all__ += ["missing", "prims", "reads_out", "redispatch_function", "schema", "script_source", "shared", "storage_id"]
 __all__ += ["strong_storage", "takes_sizes", "transform_level", "tree_leaves", "tree_map", "uncompiled", "version"]

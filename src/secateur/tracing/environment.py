@@ -49,7 +49,7 @@ def gradients(model: nn.Module) -> AbstractContextManager[Any]:
 
 def asks_for_gradients(model: nn.Module) -> bool:
     """Whether the code of a model, or a function of the user's that it names, calls `torch.autograd.grad`."""
-    held = [one for module in model.modules() for one in vars(module).values() if isinstance(one, FunctionType)]
+    held = [one for module in model.modules() for one in vars(module).values() if type(one) is FunctionType]
     return _ask(held) or any(_class_asks(kind) for kind in classes(model))
 
 

@@ -20,8 +20,8 @@ from secateur.axes import Layout, fix
 from secateur.compat import (
     FakeTensor,
     FakeTensorMode,
+    OpMode,
     OpOverload,
-    TorchDispatchMode,
     TorchFunctionMode,
     is_functorch_wrapped,
     redispatch_function,
@@ -29,7 +29,7 @@ from secateur.compat import (
 )
 from secateur.ops.arguments import bound
 from secateur.ops.asking import COUNTS, LENGTHS, SHAPE
-from secateur.ops.record import alike, function_record, is_op, part, record_of, sizes_of
+from secateur.ops.record import alike, asked, function_record, is_op, part, record_of, sizes_of
 from secateur.ops.value import known, layouts_of
 from secateur.sizes.explain import is_capture
 from secateur.sizes.size import Dim, Op, Size
@@ -40,7 +40,7 @@ _BACK = (torch.autograd.grad, torch.autograd.backward, Tensor.backward)  # whose
 _READS = {Tensor.tolist, Tensor.numpy, Tensor.__array__}
 
 
-class OpRecorder(TorchDispatchMode):
+class OpRecorder(OpMode):
     """Sees every ATen op."""
 
     def __init__(self, tracer: Tracer, made: list[weakref.ref[Any]], mode: FakeTensorMode | None = None) -> None:
@@ -57,16 +57,17 @@ class OpRecorder(TorchDispatchMode):
             self.tracer.ops += not self.suspended
             return args[0].fake_device
         kwargs = kwargs or {}
-        watched = not self.suspended and isinstance(func, OpOverload)
-        if watched and func.namespace == "aten" and record_of(func) is None:
+        op = asked(func) if isinstance(func, OpOverload) else None
+        watched = op is not None and not self.suspended
+        if op is not None and watched and op.composed and record_of(func) is None:
             # In inference mode, composed ops arrive whole.
             with self:
                 out = func.decompose(*args, **kwargs)
             if out is not NotImplemented:
                 return out
-        fake = part(func, "fake")
-        stand_in = fake if isinstance(args[0] if args else None, FakeTensor) else None
-        self.strangers += (t for t in tensors_among((args, kwargs)) if known(t) is None)
+        fake = op.fake if op is not None else part(func, "fake")
+        stand_in = fake if fake is not None and isinstance(args[0] if args else None, FakeTensor) else None
+        self.strangers += (t for t in tensors_among((args, kwargs) if kwargs else args) if known(t) is None)
         out = carried_out(self._mode, func, args, kwargs) if stand_in is None else stand_in(*args, **kwargs)
         self.made += map(weakref.ref, tensors_among((out,)))
         if watched:

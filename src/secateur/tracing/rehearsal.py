@@ -29,11 +29,12 @@ import torch
 from torch import Tensor, nn
 
 from secateur.axes import Atom, Layout, size_after
-from secateur.compat import FakeTensor, FakeTensorMode, TorchDispatchMode, TorchFunctionMode
+from secateur.compat import FakeTensorMode, OpMode, TorchFunctionMode, fake_of
 from secateur.nn.attention import MultiheadAttention
 from secateur.sizes.explain import Ear, Explainer, constants, each_number, is_capture, of_the_model
 from secateur.sizes.size import Attr, Size
 from secateur.state.chances import same_chances
+from secateur.state.collector import collected_later
 from secateur.state.held import Place
 from secateur.state.leftovers import let_go
 from secateur.state.twin import run_apart
@@ -223,7 +224,7 @@ class _Trial:
 
     def _fake(self, tensor: Tensor, shape: Sequence[int]) -> Tensor:
         device = device_of(self._example) if tensor.is_meta else tensor.device
-        fake = FakeTensor(self._mode, torch.empty(tuple(shape), dtype=tensor.dtype, device="meta"), device)
+        fake = fake_of(self._mode, torch.empty(tuple(shape), dtype=tensor.dtype, device="meta"), device)
         self.fakes.append(weakref.ref(fake))
         return fake
 
@@ -253,7 +254,7 @@ class _Trial:
             model(*args, **kwargs)
 
 
-class _Made(TorchDispatchMode):
+class _Made(OpMode):
     """Notes what a run makes."""
 
     def __init__(self, mode: FakeTensorMode, fakes: list[weakref.ref[Any]]) -> None:
@@ -266,6 +267,7 @@ class _Made(TorchDispatchMode):
         return out
 
 
+@collected_later()
 def rehearsed(
     model: nn.Module,
     example: Any,
