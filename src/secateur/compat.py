@@ -71,6 +71,9 @@ with _needed("to tell parameters that have no shape yet"):
 
 FAKE_LOGGER = "torch._subclasses.fake_tensor"  # logs a traceback of what is raised anyway
 in_fake_kernel: Any = getattr(torch._subclasses.fake_tensor, "in_kernel_invocation_manager", None)  # runs kernels
+as_subclass: Any = getattr(Tensor, "_make_subclass", None)  # makes fake tensors, for one
+refuse_data: Any = getattr(torch._C, "_set_throw_on_mutable_data_ptr", None)  # of those
+compiler_now: Any = getattr(torch._C._dynamo.eval_frame, "get_eval_frame_callback", None)  # None if none is at work
 
 # Where torch keeps the functions that `torch.*`, `Tensor.*` and `torch.nn.functional.*` lead to.
 _HIDDEN_HOMES = (getattr(torch._C, name, None) for name in ("TensorBase", "_VariableFunctions", "_nn"))
@@ -183,20 +186,12 @@ def shared(op: Any) -> frozenset[int | str]:
 
 
 def draws(op: Any) -> bool:
-    """Whether an op draws numbers.
-
-    >>> draws(aten.rand.default), draws(aten.relu.default)
-    (True, False)
-    """
+    """Whether an op draws numbers, as `rand` does and `relu` does not."""
     return torch.Tag.nondeterministic_seeded in op.tags
 
 
 def reads_out(op: Any) -> bool:
-    """Whether an op turns elements of tensors into numbers of Python's.
-
-    >>> reads_out(aten.equal.default), reads_out(aten.sym_size.int)
-    (True, False)
-    """
+    """Whether an op turns elements of tensors into numbers of Python's, as `equal` does and `sym_size` does not."""
     return torch.Tag.data_dependent_output in op.tags
 
 
@@ -212,64 +207,6 @@ def takes_sizes(op: Any) -> bool:
 
 def _holds_size(kind: Any) -> bool:
     return kind.kind() == "SymIntType" or any(map(_holds_size, kind.containedTypes()))
-
-
-# What compiles the frames that run now, if anything does; None where torch does not tell.
-_compiler: Callable[[], Any] | None = getattr(torch._C._dynamo.eval_frame, "get_eval_frame_callback", None)
-
-
-class OpMode(TorchDispatchMode):
-    """Sees every op. Torch has the compiler look away from each, which takes time also where none is at work."""
-
-    def __init_subclass__(cls, **kwargs: Any) -> None:
-        raw: Any = vars(cls)["__torch_dispatch__"]
-        super().__init_subclass__(**kwargs)
-        unseen: Any = vars(cls)["__torch_dispatch__"]
-        if _compiler is None or unseen is raw:
-            return
-
-        at_work = _compiler
-
-        def dispatch(self: Any, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-            return (raw if at_work() is None else unseen)(self, func, types, args, kwargs)
-
-        cls.__torch_dispatch__ = dispatch  # type: ignore[method-assign]
-
-
-# Fake tensors ------------------------------------------------------------------------------------------------------
-
-_subclass: Any = getattr(Tensor, "_make_subclass", None)
-_data_refused: Any = getattr(torch._C, "_set_throw_on_mutable_data_ptr", None)
-_ALIKE: dict[torch.device, dict[str, Any] | None] = {}  # by device, what fake tensors have that is the same for all
-
-
-def fake_of(mode: FakeTensorMode, meta: Tensor, device: torch.device) -> Any:
-    """A fake tensor with nothing but a shape, as torch makes it; which works out the same anew for each.
-
-    >>> made = fake_of(FakeTensorMode(), torch.empty(2, 3, device="meta"), torch.device("cpu"))
-    >>> type(made).__name__, made.shape, made.device
-    ('FakeTensor', torch.Size([2, 3]), device(type='cpu'))
-    """
-    alike = _ALIKE.get(device, _ALIKE)
-    if alike is _ALIKE:
-        made = FakeTensor(mode, meta, device)
-        _ALIKE[device] = _what_is_alike(mode, made, device)
-        return made
-    if alike is None or mode._allow_unsafe_data_ptr_access:
-        return FakeTensor(mode, meta, device)
-    made = _subclass(FakeTensor, meta, meta.requires_grad, dispatch_device=True, device_for_backend_keys=device)
-    _data_refused(made)
-    made.__dict__.update(alike, fake_mode=mode)
-    return made
-
-
-def _what_is_alike(mode: FakeTensorMode, made: Any, device: torch.device) -> dict[str, Any] | None:
-    """The attributes of a fake tensor but for its mode; None where there is more to one than these."""
-    held = {name: value for name, value in vars(made).items() if name != "fake_mode"}
-    plain = all(value is None or value is False or value == device for value in held.values())
-    known = None not in (_subclass, _data_refused) and hasattr(mode, "_allow_unsafe_data_ptr_access")
-    settled = device.type == "cpu" or device.index is not None  # the present device of a kind may change
-    return held if plain and known and settled and made.fake_mode is mode else None
 
 
 # Functions ---------------------------------------------------------------------------------------------------------
@@ -319,6 +256,11 @@ def strong_storage(reference: StorageWeakRef | None) -> torch.UntypedStorage | N
 def storage_id(tensor: torch.Tensor) -> int:
     """The same for tensors that share memory, as long as one of them lives."""
     return tensor.untyped_storage()._cdata
+
+
+def refuses_data(mode: FakeTensorMode) -> bool:
+    """Whether nobody may ask fake tensors of a mode for the address of what they hold."""
+    return not getattr(mode, "_allow_unsafe_data_ptr_access", True)
 
 
 def version(value: Any) -> int:
@@ -450,10 +392,9 @@ def sharded_places() -> Iterator[tuple[nn.Module, Any]]:
 __all__ = ["AttentionOutput", "BatchNorm", "Convolution", "FAKE_LOGGER", "FUNCTION_HOMES", "FakeTensor"]
 __all__ += ["FakeTensorMode", "Missing", "OpOverload", "OpOverloadPacket", "ScriptFunction", "StorageWeakRef"]
 __all__ += ["TESTED", "TorchDispatchMode", "TorchFunctionMode", "TransposedConvolution", "aten", "draws"]
-__all__ += ["OpMode", "fake_of"]
 __all__ += ["is_compiled", "is_functorch_wrapped", "is_lazy", "is_lazy_clone", "is_pointwise", "lazy_clone"]
 __all__ += ["missing", "prims", "reads_out", "redispatch_function", "schema", "script_source", "shared", "storage_id"]
 __all__ += ["strong_storage", "takes_sizes", "transform_level", "tree_leaves", "tree_map", "uncompiled", "version"]
-__all__ += ["without_modes", "without_torch_function"]
+__all__ += ["as_subclass", "compiler_now", "refuse_data", "refuses_data", "without_modes", "without_torch_function"]
 __all__ += ["bound_to_shapes", "default_store", "dtensor", "fsdp1", "fsdp_module", "global_hooks", "lay_out_anew"]
 __all__ += ["own_box", "sharded_places", "sharding_states", "write_parts"]

@@ -25,7 +25,6 @@ from secateur.compat import (
     Convolution,
     FakeTensor,
     FakeTensorMode,
-    fake_of,
     storage_id,
     version,
     without_torch_function,
@@ -39,6 +38,7 @@ from secateur.state.held import ATOMS, Place, read, write
 from secateur.state.twin import run_apart
 from secateur.tracing.environment import gradients, laid_open
 from secateur.tracing.examples import arguments, device_of, handed_out, mapped, tensors_in
+from secateur.tracing.fakes import fake_of
 from secateur.tracing.recorders import FunctionRecorder, OpRecorder
 from secateur.tracing.rehearsal import Numbers
 from secateur.tracing.standins import watching

@@ -22,13 +22,13 @@ from secateur.compat import (
     FakeTensor,
     FakeTensorMode,
     OpOverload,
-    fake_of,
     in_fake_kernel,
     schema,
     storage_id,
     without_torch_function,
 )
 from secateur.ops.view import VIEWS
+from secateur.tracing.fakes import fake_of
 
 DEVICE = torch.ops.prim.device.default  # which torch asks of each tensor again and again
 _MOST = 1 << 16  # outlines that are remembered

@@ -20,7 +20,6 @@ from secateur.axes import Layout, fix
 from secateur.compat import (
     FakeTensor,
     FakeTensorMode,
-    OpMode,
     OpOverload,
     TorchFunctionMode,
     is_functorch_wrapped,
@@ -33,6 +32,7 @@ from secateur.ops.record import alike, asked, function_record, is_op, part, reco
 from secateur.ops.value import known, layouts_of
 from secateur.sizes.explain import is_capture
 from secateur.sizes.size import Dim, Op, Size
+from secateur.tracing.fakes import OpMode
 from secateur.tracing.outlines import DEVICE, carried_out
 from secateur.tracing.tracer import SEVERAL, Tracer, tensors_among
 
