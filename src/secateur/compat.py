@@ -72,7 +72,7 @@ with _needed("to tell parameters that have no shape yet"):
 FAKE_LOGGER = "torch._subclasses.fake_tensor"  # logs a traceback of what is raised anyway
 in_fake_kernel: Any = getattr(torch._subclasses.fake_tensor, "in_kernel_invocation_manager", None)  # runs kernels
 as_subclass: Any = getattr(Tensor, "_make_subclass", None)  # makes fake tensors, for one
-refuse_data: Any = getattr(torch._C, "_set_throw_on_mutable_data_ptr", None)  # of those
+_GUARDS = [getattr(torch._C, f"_set_{how}_on_mutable_data_ptr", None) for how in ("throw", "warn_deprecated")]
 compiler_now: Any = getattr(torch._C._dynamo.eval_frame, "get_eval_frame_callback", None)  # None if none is at work
 
 # Where torch keeps the functions that `torch.*`, `Tensor.*` and `torch.nn.functional.*` lead to.
@@ -258,9 +258,9 @@ def storage_id(tensor: torch.Tensor) -> int:
     return tensor.untyped_storage()._cdata
 
 
-def refuses_data(mode: FakeTensorMode) -> bool:
-    """Whether nobody may ask fake tensors of a mode for the address of what they hold."""
-    return not getattr(mode, "_allow_unsafe_data_ptr_access", True)
+def data_guard(mode: FakeTensorMode) -> Any:
+    """What is done to a mode's fake tensors lest their data is read, if anything is known to be done."""
+    return _GUARDS[mode._allow_unsafe_data_ptr_access] if hasattr(mode, "_allow_unsafe_data_ptr_access") else None
 
 
 def version(value: Any) -> int:
@@ -395,6 +395,6 @@ __all__ += ["TESTED", "TorchDispatchMode", "TorchFunctionMode", "TransposedConvo
 __all__ += ["is_compiled", "is_functorch_wrapped", "is_lazy", "is_lazy_clone", "is_pointwise", "lazy_clone"]
 __all__ += ["missing", "prims", "reads_out", "redispatch_function", "schema", "script_source", "shared", "storage_id"]
 __all__ += ["strong_storage", "takes_sizes", "transform_level", "tree_leaves", "tree_map", "uncompiled", "version"]
-__all__ += ["as_subclass", "compiler_now", "refuse_data", "refuses_data", "without_modes", "without_torch_function"]
+__all__ += ["as_subclass", "compiler_now", "data_guard", "without_modes", "without_torch_function"]
 __all__ += ["bound_to_shapes", "default_store", "dtensor", "fsdp1", "fsdp_module", "global_hooks", "lay_out_anew"]
 __all__ += ["own_box", "sharded_places", "sharding_states", "write_parts"]

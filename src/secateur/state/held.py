@@ -124,6 +124,23 @@ def is_number(value: Any) -> bool:
     return isinstance(value, int) and not isinstance(value, bool | enum.Enum)
 
 
+def every_module(model: nn.Module) -> list[nn.Module]:
+    """The modules of a model in the order of `model.modules()`, which takes longer the deeper they are.
+
+    >>> net = nn.Sequential(nn.Sequential(nn.ReLU()), nn.Tanh())
+    >>> every_module(net) == [*net.modules()]
+    True
+    """
+    found: dict[nn.Module, None] = {}
+    todo: list[nn.Module | None] = [model]
+    while todo:
+        module = todo.pop()
+        if module is not None and module not in found:
+            found[module] = None
+            todo += reversed(module._modules.values())
+    return [*found]
+
+
 def named_tensors(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
     """Every parameter and buffer under each of its names, tied ones too."""
     for name, module in model.named_modules():

@@ -13,8 +13,7 @@ from secateur.compat import (
     TorchDispatchMode,
     as_subclass,
     compiler_now,
-    refuse_data,
-    refuses_data,
+    data_guard,
 )
 
 _alike: dict[torch.device, dict[str, Any] | None] = {}  # by device, the attributes that all fake tensors have
@@ -31,11 +30,11 @@ def fake_of(mode: FakeTensorMode, meta: Tensor, device: torch.device) -> Any:
         made: Any = FakeTensor(mode, meta, device)
         _alike[device] = _attributes(made, device)
         return made
-    attributes = _alike[device]
-    if attributes is None or not refuses_data(mode):
+    attributes, guard = _alike[device], data_guard(mode)
+    if attributes is None or guard is None:
         return FakeTensor(mode, meta, device)
     made = as_subclass(FakeTensor, meta, meta.requires_grad, dispatch_device=True, device_for_backend_keys=device)
-    refuse_data(made)
+    guard(made)
     made.__dict__.update(attributes, fake_mode=mode)
     return made
 
@@ -45,7 +44,7 @@ def _attributes(made: Any, device: torch.device) -> dict[str, Any] | None:
     found = {name: value for name, value in vars(made).items() if name != "fake_mode"}
     plain = all(value is None or value is False or value == device for value in found.values())
     settled = device.type == "cpu" or device.index is not None  # else it is the present one of its kind
-    return found if plain and settled and None not in (as_subclass, refuse_data) else None
+    return found if plain and settled and as_subclass is not None else None
 
 
 class OpMode(TorchDispatchMode):
