@@ -14,8 +14,7 @@ def collected_later() -> Iterator[None]:
     """What only cycles hold goes afterwards, not meanwhile.
 
     What a tracing run makes stays, nearly all of it, and there is much of it: so Python would look through all objects
-    that there are, which takes as long as the run where large libraries are loaded, and finds nothing. Not for runs
-    whose tensors take memory.
+    that there are, which takes as long as the run where large libraries are loaded, and finds nothing.
 
     >>> with collected_later():
     ...     gc.isenabled()
@@ -32,4 +31,19 @@ def collected_later() -> Iterator[None]:
                 gc.enable()
 
 
-__all__ = ["collected_later"]
+@contextmanager
+def collected_meanwhile() -> Iterator[None]:
+    """Inside of `collected_later`, for what takes memory: what only cycles hold goes as it would without that."""
+    with _lock:
+        resumed = any(_waiting) and not gc.isenabled()
+        if resumed:
+            gc.enable()
+    try:
+        yield
+    finally:
+        with _lock:
+            if resumed and any(_waiting):
+                gc.disable()
+
+
+__all__ = ["collected_later", "collected_meanwhile"]

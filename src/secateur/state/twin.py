@@ -24,6 +24,7 @@ from secateur.state.held import (
     Place,
     Walk,
     emptied,
+    every_module,
     holder,
     is_number,
     items,
@@ -172,7 +173,7 @@ class _Making(Redirection):
         self._later: list[tuple[Any, Any, Any]] = []  # container, step and original of what comes last
 
     def model(self, model: nn.Module) -> nn.Module:
-        names = {module: name for name, module in model.named_modules()}
+        names = every_module(model)
         for module in names:
             self._new(module)
         for module, name in names.items():

@@ -17,6 +17,7 @@ from secateur.compat import fsdp1, is_compiled, is_lazy, uncompiled
 from secateur.distributed import bare, is_sharded, present
 from secateur.errors import TraceError
 from secateur.sizes.size import expr_atoms, places
+from secateur.state.collector import collected_later
 from secateur.state.leftovers import let_go
 from secateur.tracing.capture import Capture, ModelCall, Swaps, captured
 from secateur.tracing.environment import line_of
@@ -57,7 +58,7 @@ def trace(model: nn.Module, example: Any, *, variants: bool = True, make: Any = 
     check("trace", TraceError, locals(), variants=FLAG)
     check_make(make)
     present()
-    with bare(unwrap(model, sharded=True)) as inner:
+    with bare(unwrap(model, sharded=True)) as inner, collected_later():
         return replace(_trace(inner, example, variants), make=make)
 
 

@@ -33,8 +33,8 @@ from secateur.errors import TraceError
 from secateur.ops.value import Value, bind, forget, known, layouts_of
 from secateur.sizes.size import Attr, Expr, Size, plain
 from secateur.state.chances import same_chances
-from secateur.state.collector import collected_later
-from secateur.state.held import ATOMS, Place, read, write
+from secateur.state.collector import collected_meanwhile
+from secateur.state.held import ATOMS, Place, every_module, read, write
 from secateur.state.twin import run_apart
 from secateur.tracing.environment import gradients, laid_open
 from secateur.tracing.examples import arguments, device_of, handed_out, mapped, tensors_in
@@ -140,7 +140,7 @@ def captured(
             begun.append(capture)
         return _Recorded(capture, fake, calls, made, swapped, contrary, flowing, timed and len(calls) == 1)
 
-    with collected_later() if fake else nullcontext():
+    with nullcontext() if fake else collected_meanwhile():
         return run_apart(model, start)
 
 
@@ -190,8 +190,8 @@ class _Recorded:
         return self._capture
 
     def _run(self, model: nn.Module) -> None:
-        names = {module: name for name, module in model.named_modules()}
-        for module, name in names.items():
+        names = every_module(model)
+        for module, name in names.items() if self._flowing or self.tracer.timed else ():
             self._follow(module, name)
         for one, other in self._swapped:
             _swap(model, one, other)

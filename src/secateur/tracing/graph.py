@@ -13,7 +13,6 @@ from torch import nn
 from secateur.arguments import an_instance
 from secateur.axes import Atom, Layout, Polynomial, atoms, fix, free_atoms, inherent, owned, resolve, why_fixed
 from secateur.sizes.size import Dim, places
-from secateur.state.collector import collected_later
 from secateur.state.held import Place, read
 from secateur.tracing.capture import Capture
 from secateur.tracing.equations import Constraint, Equations
@@ -193,7 +192,6 @@ def _keep_computed(stated: Sequence[Stated], own_dims: Mapping[str, tuple[Layout
             fix(dim, f"{one.place} is its size, and {why}; {remedy}")
 
 
-@collected_later()
 def build(model: nn.Module, examples: Sequence[Any], capture: Capture, unseen: Sequence[Unseen] = ()) -> Graph:
     """Solve the sizes, find the sites of every free axis, name them."""
     tie_followers(model, capture)

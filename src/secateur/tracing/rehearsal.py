@@ -34,7 +34,6 @@ from secateur.nn.attention import MultiheadAttention
 from secateur.sizes.explain import Ear, Explainer, constants, each_number, is_capture, of_the_model
 from secateur.sizes.size import Attr, Size
 from secateur.state.chances import same_chances
-from secateur.state.collector import collected_later
 from secateur.state.held import Place
 from secateur.state.leftovers import let_go
 from secateur.state.twin import run_apart
@@ -268,7 +267,6 @@ class _Made(OpMode):
         return out
 
 
-@collected_later()
 def rehearsed(
     model: nn.Module,
     example: Any,
