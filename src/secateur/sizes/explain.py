@@ -308,7 +308,7 @@ class Explainer:
 
     def account(self, name: str, given: Callable[[], Iterable[Layout]]) -> None:
         """At the end of a call: a new axis that is neither explained nor one of what was given must stay whole."""
-        open_ = [atom for axis in self._fresh for atom in free_atoms(axis)]
+        open_ = [atom for axis in self._fresh for atom in free_atoms(axis)] if self._fresh else []
         if open_:
             accounted = {atom for layout in (*self._explained, *given()) for atom in atoms(layout)}
             open_ = [atom for atom in open_ if atom not in accounted]

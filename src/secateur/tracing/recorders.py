@@ -25,6 +25,7 @@ from secateur.compat import (
     is_functorch_wrapped,
     redispatch_function,
     takes_sizes,
+    transform_level,
 )
 from secateur.ops.arguments import bound
 from secateur.ops.asking import COUNTS, LENGTHS, SHAPE
@@ -37,6 +38,7 @@ from secateur.tracing.outlines import DEVICE, carried_out
 from secateur.tracing.tracer import SEVERAL, Tracer, tensors_among
 
 _BACK = (torch.autograd.grad, torch.autograd.backward, Tensor.backward)  # whose sizes are those of the way there
+_SIZELESS = {FakeTensor, Tensor, torch.nn.Parameter, type(None), bool, int, float, str, torch.dtype, torch.device}
 _READS = {Tensor.tolist, Tensor.numpy, Tensor.__array__}
 
 
@@ -97,9 +99,9 @@ class FunctionRecorder(TorchFunctionMode):
         kwargs = kwargs or {}
         if self._watched:
             self._note_frames()
-        if func == SHAPE:
-            return self.tracer.shape_of(args[0], func(*args))
-        if type(func) is types.MethodWrapperType:  # another attribute of a tensor, which takes no numbers
+        if type(func) is types.MethodWrapperType:  # an attribute of a tensor, which takes no numbers
+            if func == SHAPE:
+                return self.tracer.shape_of(args[0], func(*args))
             return self._run(func, args, kwargs, seen=True)
         if func in LENGTHS:
             return self._size(*bound(func, args, kwargs)[0])
@@ -124,16 +126,17 @@ class FunctionRecorder(TorchFunctionMode):
                 self.inside.pop()
         hidden = is_op(like) and takes_sizes(like)
         # Where vmap maps a dimension, the model's code counts others than the ops do, so its numbers fit none of these.
-        elsewhere = _has_ints((args, kwargs)) and any(map(is_functorch_wrapped, tensors_among((args, kwargs))))
+        given = (args, kwargs) if kwargs else args
+        mapped = transform_level() is not None and _has_ints(given)
+        elsewhere = mapped and any(map(is_functorch_wrapped, tensors_among(given)))
         out = self._run(func, args, kwargs, seen=not hidden and not elsewhere)
         if signature is not None:
             placed, others = bound(func, args, kwargs)
             signature(self.tracer.sizes, out, *placed, **others)
         elif like in COUNTS:
             return self._numel(bound(func, args, kwargs)[0][0], out)
-        self._loose_sizes(func, (args, kwargs))
-        given = partial(_layouts_among, (args, kwargs))
-        self.tracer.sizes.account(getattr(func, "__name__", "") or str(func), given)
+        self._loose_sizes(func, given)
+        self.tracer.sizes.account(getattr(func, "__name__", "") or str(func), partial(_layouts_among, given))
         return out
 
     def _note_frames(self) -> None:
@@ -190,7 +193,8 @@ class FunctionRecorder(TorchFunctionMode):
             self.tracer.sizes.loose(given, getattr(func, "__name__", "") or str(func))
         elif isinstance(given, SEVERAL):
             for item in given:
-                self._loose_sizes(func, item)
+                if type(item) not in _SIZELESS:
+                    self._loose_sizes(func, item)
         elif isinstance(given, dict):
             for item in given.values():
                 self._loose_sizes(func, item)
