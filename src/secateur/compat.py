@@ -73,7 +73,6 @@ FAKE_LOGGER = "torch._subclasses.fake_tensor"  # logs a traceback of what is rai
 in_fake_kernel: Any = getattr(torch._subclasses.fake_tensor, "in_kernel_invocation_manager", None)  # runs kernels
 as_subclass: Any = getattr(Tensor, "_make_subclass", None)  # makes fake tensors, for one
 _GUARDS = [getattr(torch._C, f"_set_{how}_on_mutable_data_ptr", None) for how in ("throw", "warn_deprecated")]
-compiler_now: Any = getattr(torch._C._dynamo.eval_frame, "get_eval_frame_callback", None)  # None if none is at work
 
 # Where torch keeps the functions that `torch.*`, `Tensor.*` and `torch.nn.functional.*` lead to.
 _HIDDEN_HOMES = (getattr(torch._C, name, None) for name in ("TensorBase", "_VariableFunctions", "_nn"))
@@ -395,6 +394,6 @@ __all__ += ["TESTED", "TorchDispatchMode", "TorchFunctionMode", "TransposedConvo
 __all__ += ["is_compiled", "is_functorch_wrapped", "is_lazy", "is_lazy_clone", "is_pointwise", "lazy_clone"]
 __all__ += ["missing", "prims", "reads_out", "redispatch_function", "schema", "script_source", "shared", "storage_id"]
 __all__ += ["strong_storage", "takes_sizes", "transform_level", "tree_leaves", "tree_map", "uncompiled", "version"]
-__all__ += ["as_subclass", "compiler_now", "data_guard", "without_modes", "without_torch_function"]
+__all__ += ["as_subclass", "data_guard", "without_modes", "without_torch_function"]
 __all__ += ["bound_to_shapes", "default_store", "dtensor", "fsdp1", "fsdp_module", "global_hooks", "lay_out_anew"]
 __all__ += ["own_box", "sharded_places", "sharding_states", "write_parts"]

@@ -1,4 +1,4 @@
-"""Fake tensors and modes that see ops, made as torch makes them, without what it does anew for each."""
+"""Fake tensors, made as torch makes them, without what it does anew for each."""
 
 from __future__ import annotations
 
@@ -10,9 +10,7 @@ from torch import Tensor
 from secateur.compat import (
     FakeTensor,
     FakeTensorMode,
-    TorchDispatchMode,
     as_subclass,
-    compiler_now,
     data_guard,
 )
 
@@ -47,19 +45,4 @@ def _attributes(made: Any, device: torch.device) -> dict[str, Any] | None:
     return found if plain and settled and as_subclass is not None else None
 
 
-class OpMode(TorchDispatchMode):
-    """Sees every op. Torch has its compiler look away each time; here only where that is at work."""
-
-    def __init_subclass__(cls, **kwargs: Any) -> None:
-        raw: Any = vars(cls)["__torch_dispatch__"]
-        super().__init_subclass__(**kwargs)
-        unseen: Any = vars(cls)["__torch_dispatch__"]
-
-        def dispatch(self: Any, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-            return (raw if compiler_now() is None else unseen)(self, func, types, args, kwargs)
-
-        if compiler_now is not None and unseen is not raw:
-            setattr(cls, "__torch_dispatch__", dispatch)  # noqa: B010
-
-
-__all__ = ["OpMode", "fake_of"]
+__all__ = ["fake_of"]

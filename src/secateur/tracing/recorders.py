@@ -21,6 +21,7 @@ from secateur.compat import (
     FakeTensor,
     FakeTensorMode,
     OpOverload,
+    TorchDispatchMode,
     TorchFunctionMode,
     is_functorch_wrapped,
     redispatch_function,
@@ -33,7 +34,6 @@ from secateur.ops.record import alike, asked, function_record, is_op, part, reco
 from secateur.ops.value import known, layouts_of
 from secateur.sizes.explain import is_capture
 from secateur.sizes.size import Dim, Op, Size
-from secateur.tracing.fakes import OpMode
 from secateur.tracing.outlines import DEVICE, carried_out
 from secateur.tracing.tracer import SEVERAL, Tracer, tensors_among
 
@@ -42,7 +42,7 @@ _SIZELESS = {FakeTensor, Tensor, torch.nn.Parameter, type(None), bool, int, floa
 _READS = {Tensor.tolist, Tensor.numpy, Tensor.__array__}
 
 
-class OpRecorder(OpMode):
+class OpRecorder(TorchDispatchMode):
     """Sees every ATen op."""
 
     def __init__(self, tracer: Tracer, made: list[weakref.ref[Any]], mode: FakeTensorMode | None = None) -> None:
@@ -69,7 +69,7 @@ class OpRecorder(OpMode):
                 return out
         fake = op.fake if op is not None else part(func, "fake")
         stand_in = fake if fake is not None and isinstance(args[0] if args else None, FakeTensor) else None
-        self.strangers += (t for t in tensors_among((args, kwargs) if kwargs else args) if known(t) is None)
+        self.strangers += [t for t in tensors_among((args, kwargs) if kwargs else args) if known(t) is None]
         out = carried_out(self._mode, func, args, kwargs) if stand_in is None else stand_in(*args, **kwargs)
         self.made += map(weakref.ref, tensors_among((out,)))
         if watched:

@@ -29,7 +29,7 @@ import torch
 from torch import Tensor, nn
 
 from secateur.axes import Atom, Layout, size_after
-from secateur.compat import FakeTensorMode, TorchFunctionMode
+from secateur.compat import FakeTensorMode, TorchDispatchMode, TorchFunctionMode
 from secateur.nn.attention import MultiheadAttention
 from secateur.sizes.explain import Ear, Explainer, constants, each_number, is_capture, of_the_model
 from secateur.sizes.size import Attr, Size
@@ -40,7 +40,7 @@ from secateur.state.twin import run_apart
 from secateur.tracing.environment import gradients, laid_open, line_of
 from secateur.tracing.equations import Equations
 from secateur.tracing.examples import arguments, device_of, mapped, tensors_in
-from secateur.tracing.fakes import OpMode, fake_of
+from secateur.tracing.fakes import fake_of
 from secateur.tracing.outlines import carried_out
 from secateur.tracing.widths import told_widths
 
@@ -254,7 +254,7 @@ class _Trial:
             model(*args, **kwargs)
 
 
-class _Made(OpMode):
+class _Made(TorchDispatchMode):
     """Notes what a run makes."""
 
     def __init__(self, mode: FakeTensorMode, fakes: list[weakref.ref[Any]]) -> None:

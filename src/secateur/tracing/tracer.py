@@ -83,7 +83,7 @@ class Tracer:
         if self.timed:
             self.steps.append(step(op, args, kwargs, value_of))
         found, call = record_of(op), Call(self.sizes, op, asked(op).name, tensors)
-        if not (found is not None and found.creates) and all(v.constant() for v in values):
+        if not (found is not None and found.creates) and all(map(Value.constant, values)):
             for tensor in tensors:
                 if known(tensor) is None or not any(tensor is t for t in flat):
                     bind(tensor, Value([_handed_on(i, n, values, call) for i, n in enumerate(tensor.shape)]))
