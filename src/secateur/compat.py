@@ -71,6 +71,8 @@ with _needed("to tell parameters that have no shape yet"):
 
 FAKE_LOGGER = "torch._subclasses.fake_tensor"  # logs a traceback of what is raised anyway
 in_fake_kernel: Any = getattr(torch._subclasses.fake_tensor, "in_kernel_invocation_manager", None)  # runs kernels
+as_subclass: Any = getattr(Tensor, "_make_subclass", None)  # makes fake tensors, for one
+_GUARDS = [getattr(torch._C, f"_set_{how}_on_mutable_data_ptr", None) for how in ("throw", "warn_deprecated")]
 
 # Where torch keeps the functions that `torch.*`, `Tensor.*` and `torch.nn.functional.*` lead to.
 _HIDDEN_HOMES = (getattr(torch._C, name, None) for name in ("TensorBase", "_VariableFunctions", "_nn"))
@@ -183,20 +185,12 @@ def shared(op: Any) -> frozenset[int | str]:
 
 
 def draws(op: Any) -> bool:
-    """Whether an op draws numbers.
-
-    >>> draws(aten.rand.default), draws(aten.relu.default)
-    (True, False)
-    """
+    """Whether an op draws numbers, as `rand` does and `relu` does not."""
     return torch.Tag.nondeterministic_seeded in op.tags
 
 
 def reads_out(op: Any) -> bool:
-    """Whether an op turns elements of tensors into numbers of Python's.
-
-    >>> reads_out(aten.equal.default), reads_out(aten.sym_size.int)
-    (True, False)
-    """
+    """Whether an op turns elements of tensors into numbers of Python's, as `equal` does and `sym_size` does not."""
     return torch.Tag.data_dependent_output in op.tags
 
 
@@ -261,6 +255,11 @@ def strong_storage(reference: StorageWeakRef | None) -> torch.UntypedStorage | N
 def storage_id(tensor: torch.Tensor) -> int:
     """The same for tensors that share memory, as long as one of them lives."""
     return tensor.untyped_storage()._cdata
+
+
+def data_guard(mode: FakeTensorMode) -> Any:
+    """What is done to a mode's fake tensors lest their data is read, if anything is known to be done."""
+    return _GUARDS[mode._allow_unsafe_data_ptr_access] if hasattr(mode, "_allow_unsafe_data_ptr_access") else None
 
 
 def version(value: Any) -> int:
@@ -395,6 +394,6 @@ __all__ += ["TESTED", "TorchDispatchMode", "TorchFunctionMode", "TransposedConvo
 __all__ += ["is_compiled", "is_functorch_wrapped", "is_lazy", "is_lazy_clone", "is_pointwise", "lazy_clone"]
 __all__ += ["missing", "prims", "reads_out", "redispatch_function", "schema", "script_source", "shared", "storage_id"]
 __all__ += ["strong_storage", "takes_sizes", "transform_level", "tree_leaves", "tree_map", "uncompiled", "version"]
-__all__ += ["without_modes", "without_torch_function"]
+__all__ += ["as_subclass", "data_guard", "without_modes", "without_torch_function"]
 __all__ += ["bound_to_shapes", "default_store", "dtensor", "fsdp1", "fsdp_module", "global_hooks", "lay_out_anew"]
 __all__ += ["own_box", "sharded_places", "sharding_states", "write_parts"]

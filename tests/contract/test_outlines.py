@@ -82,12 +82,31 @@ def test_what_comes_of_data_is_not_remembered(monkeypatch: pytest.MonkeyPatch) -
     mode = FakeTensorMode()
     x = mode.from_tensor(torch.zeros(3))
     with mode:
-        for op, args in ((aten.relu_.default, (x,)), (aten.nonzero.default, (x,))):
-            with pytest.raises(Exception) if op is aten.nonzero.default else torch.no_grad():  # noqa: PT011
-                carried_out(mode, op, args, {})
+        with pytest.raises(Exception):  # noqa: B017, PT011
+            carried_out(mode, aten.nonzero.default, (x,), {})
         assert outlines._remembered == {}
         carried_out(mode, aten.relu.default, (x,), {})
     assert len(outlines._remembered) == 1
+
+
+def test_what_is_written_into_stays_the_same_tensor() -> None:
+    mode = FakeTensorMode()
+    with mode, torch.no_grad():
+        for _ in range(3):
+            x = mode.from_tensor(torch.zeros(2, 3))
+            assert carried_out(mode, aten.add_.Tensor, (x, 1), {}) is x
+            with pytest.raises(RuntimeError):
+                carried_out(mode, aten.add_.Tensor, (x, mode.from_tensor(torch.zeros(5))), {})
+
+
+def test_a_tensor_that_is_written_into_no_longer_knows_its_values() -> None:
+    mode = FakeTensorMode(allow_non_fake_inputs=True)
+    with mode, torch.no_grad():
+        for _ in range(2):
+            known, other = torch.tensor([3.0]), torch.empty(1)
+            carried_out(mode, aten.add_.Tensor, (torch.empty(1), known), {})  # as often as is remembered
+            carried_out(mode, aten.add_.Tensor, (known, other), {})
+            assert known.constant is None
 
 
 def test_a_torch_without_the_kernels_of_fake_tensors_goes_the_long_way(monkeypatch: pytest.MonkeyPatch) -> None:

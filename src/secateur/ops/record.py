@@ -28,7 +28,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from functools import cache
 from operator import attrgetter
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -250,6 +250,32 @@ def _takes(op: Any) -> list[tuple[str, str]]:
     """The arguments that what an op does to axes can depend on."""
     given = [argument for argument in schema(op).arguments if not argument.is_out and argument.name not in ASIDE]
     return [(argument.name, str(argument.type)) for argument in given]
+
+
+class Asked(NamedTuple):
+    """What is asked of an ATen op each time that it runs, and is always the same."""
+
+    op: Any  # with which its id stays its own
+    name: str  # of all its overloads
+    composed: bool  # whether ATen has it, so that it may be made of others
+    fake: Function | None
+    buffers: list[str]  # arguments for its results
+    shares: tuple[bool | None, ...]  # for each result, whether it is what was written into, or another view; or is new
+
+
+_ASKED: dict[int, Asked] = {}
+
+
+def asked(op: Any) -> Asked:
+    """What is asked of an ATen op each time, without looking for it each time."""
+    found = _ASKED.get(id(op))
+    if found is None:
+        aliases = (result.alias_info for result in schema(op).returns)
+        shares = tuple(alias and bool(alias.is_write) for alias in aliases)
+        name = str(op).removeprefix("aten.").rpartition(".")[0]
+        found = Asked(op, name, op.namespace == "aten", part(op, "fake"), out_arguments(op), shares)
+        _ASKED[id(op)] = found
+    return found
 
 
 @cache

@@ -27,6 +27,7 @@ from secateur.sizes.size import Dim, Expr, Lit, Op, Size, expr_of, plain
 _OWN = str(Path(__file__).parents[1])
 _RUNS = {(str(Path(_OWN, "tracing", file)), "_run") for file in ("capture.py", "rehearsal.py", "constructor.py")}
 _TORCH = str(Path(torch.__file__).parent)
+_MODELS, _RUNNING, _EVALUATED, _OTHER = range(4)  # kinds of files
 
 
 def is_capture(frame: FrameType) -> bool:
@@ -307,11 +308,13 @@ class Explainer:
 
     def account(self, name: str, given: Callable[[], Iterable[Layout]]) -> None:
         """At the end of a call: a new axis that is neither explained nor one of what was given must stay whole."""
-        open_ = [atom for axis in self._fresh for atom in free_atoms(axis)]
+        open_ = [atom for axis in self._fresh for atom in free_atoms(axis)] if self._fresh else []
         if open_:
             accounted = {atom for layout in (*self._explained, *given()) for atom in atoms(layout)}
             open_ = [atom for atom in open_ if atom not in accounted]
-        self._fresh, self._explained, self._asked = {}, [], Counter()
+        self._fresh, self._explained = {}, []
+        if self._asked:
+            self._asked = Counter()
         for atom in open_:
             fix(atom, f"{name}: where its size comes from is not known ({self.where()})")
 
@@ -330,11 +333,13 @@ def of_the_model(above: int) -> FrameType | None:
     """The innermost frame of the model's code, from so many frames above the caller's on."""
     frame: FrameType | None = sys._getframe(above + 1)
     made: FrameType | None = None
-    while frame is not None and not is_capture(frame):
-        name = frame.f_code.co_filename
-        if _is_the_models(name):
+    while frame is not None:
+        kind = _kind(frame.f_code.co_filename)
+        if kind == _MODELS:
             return frame
-        made = made or (frame if name.startswith("<eval") else None)
+        if kind == _RUNNING and is_capture(frame):
+            break
+        made = made or (frame if kind == _EVALUATED else None)
         frame = frame.f_back
     return made
 
@@ -345,8 +350,11 @@ def _file(name: str) -> str:
 
 
 @lru_cache(1024)
-def _is_the_models(file: str) -> bool:
-    return not file.startswith((_OWN, _TORCH, "<"))
+def _kind(file: str) -> int:
+    """Whose code a file has."""
+    if not file.startswith((_OWN, _TORCH, "<")):
+        return _MODELS
+    return _RUNNING if any(file == running for running, _ in _RUNS) else _EVALUATED if file[:5] == "<eval" else _OTHER
 
 
 def _is_written(number: int) -> bool:

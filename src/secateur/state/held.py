@@ -124,6 +124,25 @@ def is_number(value: Any) -> bool:
     return isinstance(value, int) and not isinstance(value, bool | enum.Enum)
 
 
+def every_module(model: nn.Module) -> dict[nn.Module, str]:
+    """The modules of a model, each with its name, as `model.named_modules()` has them; the deeper, the slower that is.
+
+    >>> net = nn.Sequential(nn.Sequential(nn.ReLU()), nn.Tanh())
+    >>> every_module(net) == {module: name for name, module in net.named_modules()}
+    True
+    """
+    found: dict[nn.Module, str] = {}
+    todo: list[tuple[nn.Module | None, str]] = [(model, "")]
+    while todo:
+        module, name = todo.pop()
+        if module is not None and module not in found:
+            found[module] = name
+            if module._modules:
+                start = f"{name}." if name else ""
+                todo += [(part, start + key) for key, part in reversed(module._modules.items())]
+    return found
+
+
 def named_tensors(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
     """Every parameter and buffer under each of its names, tied ones too."""
     for name, module in model.named_modules():

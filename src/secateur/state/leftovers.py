@@ -15,8 +15,8 @@ from torch import Tensor, nn
 
 from secateur.compat import global_hooks
 from secateur.errors import SecateurWarning
-from secateur.state.held import ATOMS, holder, native
-from secateur.state.transaction import copy_of, put_back
+from secateur.state.held import ATOMS, BARE, every_module, holder, native
+from secateur.state.transaction import copy_of, is_back, put_back
 
 CACHED = type(functools.cache(lambda: None))
 _SKIPPED = ("torch", "builtins", "typing", "abc", "secateur")
@@ -27,7 +27,7 @@ _ASKED_ABOUT, _HIGHEST = 16, 5  # how many objects' holders are asked for at a t
 
 def classes(model: nn.Module) -> dict[type, None]:
     """The classes that a model's modules are made of, but torch's own."""
-    kinds = dict.fromkeys(kind for module in model.modules() for kind in type(module).__mro__)
+    kinds = dict.fromkeys(kind for own in dict.fromkeys(map(type, every_module(model))) for kind in own.__mro__)
     return {kind: None for kind in kinds if kind.__module__.partition(".")[0] not in _SKIPPED}
 
 
@@ -61,13 +61,14 @@ def cleaned(model: nn.Module, *, wholly: bool = False) -> Iterator[None]:
         for store, before in saved.values():
             if isinstance(store, type | types.ModuleType):
                 _put_attributes(store, before)
-            elif wholly or _foreign_in(store, before):
+            elif not is_back(store, before) and (wholly or _foreign_in(store, before)):
                 put_back(store, before)
 
 
 def _of_hooks(model: nn.Module) -> Iterator[tuple[Any, str, Any]]:
     """The variables that functions which hang on a model's modules have besides their own: (holder, name, value)."""
-    held = [item for module in model.modules() for item in module.__dict__.items()]
+    every = (item for module in every_module(model) for item in module.__dict__.items())
+    held = [(name, one) for name, one in every if type(one) not in ATOMS and (type(one) not in BARE or one)]
     stack: list[Any] = [hook for _, hook in held if isinstance(hook, _FUNCTIONS)]
     stack += [
         hook for name, hooks in held if name.endswith("_hooks") and isinstance(hooks, dict) for hook in hooks.values()

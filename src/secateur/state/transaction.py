@@ -159,7 +159,7 @@ class Transaction:
     def holds(self) -> bool:
         """Whether all is as it was, but for the values of tensors."""
         return (
-            all(_is_back(*what) for what in self._contents)
+            all(is_back(*what) for what in self._contents)
             and all(getattr(obj, member.__name__, _NOTHING) is value for obj, member, value in self._slots)
             and all(type(obj) is kind for obj, kind in self._classes)
             and all(dict(vars(kind)) == before for kind, before in self._members)
@@ -205,7 +205,7 @@ def copy_of(store: Any) -> Any:
 
 def put_back(store: Any, saved: Any) -> None:
     """Make the contents of a container what they were, in their order, touching only one that differs."""
-    if _is_back(store, saved):
+    if is_back(store, saved):
         return
     base = native(store)
     if isinstance(store, list):
@@ -219,7 +219,7 @@ def put_back(store: Any, saved: Any) -> None:
         (set.update if isinstance(store, set) else deque.extend)(store, saved)
 
 
-def _is_back(store: Any, saved: Any) -> bool:
+def is_back(store: Any, saved: Any) -> bool:
     """Whether a container holds what it did, in the same order."""
     if saved is _NOTHING:
         return not len(store)
@@ -275,4 +275,4 @@ def _put_value(tensor: Tensor, value: Callable[[], Tensor]) -> None:
             tensor.data = before.clone()
 
 
-__all__ = ["Transaction", "copy_of", "put_back", "transaction", "untouched"]
+__all__ = ["Transaction", "copy_of", "is_back", "put_back", "transaction", "untouched"]

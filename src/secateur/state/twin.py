@@ -24,6 +24,7 @@ from secateur.state.held import (
     Place,
     Walk,
     emptied,
+    every_module,
     holder,
     is_number,
     items,
@@ -172,7 +173,7 @@ class _Making(Redirection):
         self._later: list[tuple[Any, Any, Any]] = []  # container, step and original of what comes last
 
     def model(self, model: nn.Module) -> nn.Module:
-        names = {module: name for name, module in model.named_modules()}
+        names = every_module(model)
         for module in names:
             self._new(module)
         for module, name in names.items():
@@ -192,7 +193,10 @@ class _Making(Redirection):
 
     def empty(self) -> None:
         for store in self._made:
-            store.clear() if type(store) in BARE else native(store).clear(store)
+            if type(store) not in BARE:
+                native(store).clear(store)
+            elif store:
+                store.clear()
         self.memo.clear()
 
     def follow(self, value: Any) -> Any:
@@ -210,14 +214,15 @@ class _Making(Redirection):
 
     def _attributes(self, module: nn.Module, place: Place | None) -> None:
         """What a module holds, in its order; registries and hooks are no places."""
-        store = self.memo[id(module)].__dict__
+        store, memo, made = self.memo[id(module)].__dict__, self.memo, self._made
         for name, value in module.__dict__.items():
             kind = type(value)
             if kind in ATOMS:
                 store[name] = value
-            elif kind in BARE and not value and id(value) not in self.memo:  # most are: hooks that nobody has set
-                store[name] = new = self.remember(value, kind())
-                self._made.append(new)
+            elif kind in BARE and not value and id(value) not in memo:  # most are: hooks that nobody has set
+                store[name] = memo[id(value)] = new = kind()
+                self._originals.append(value)
+                made.append(new)
             else:
                 self._enter(store, name, value, None if name == "_modules" or name.endswith("_hooks") else place)
 

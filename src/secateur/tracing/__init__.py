@@ -17,6 +17,7 @@ from secateur.compat import fsdp1, is_compiled, is_lazy, uncompiled
 from secateur.distributed import bare, is_sharded, present
 from secateur.errors import TraceError
 from secateur.sizes.size import expr_atoms, places
+from secateur.state.collector import collected_later
 from secateur.state.leftovers import let_go
 from secateur.tracing.capture import Capture, ModelCall, Swaps, captured
 from secateur.tracing.environment import line_of
@@ -57,7 +58,7 @@ def trace(model: nn.Module, example: Any, *, variants: bool = True, make: Any = 
     check("trace", TraceError, locals(), variants=FLAG)
     check_make(make)
     present()
-    with bare(unwrap(model, sharded=True)) as inner:
+    with bare(unwrap(model, sharded=True)) as inner, collected_later():
         return replace(_trace(inner, example, variants), make=make)
 
 
@@ -76,7 +77,7 @@ def _trace(model: nn.Module, example: Any, variants: bool) -> Graph:
     first, *others = examples_of(example)
     capture, fake = _witness(model, first)
     for another in others:
-        join(capture, _witness(model, another)[0])
+        join(capture, _witness(model, another, timed=False)[0])
     idle = any(not v.used for name, v in capture.values.items() if capture.kinds[name] == "parameter")
     more = Variants(model, capture, partial(_attempt, model, fake=fake, flowing=idle))
     if variants:
@@ -153,12 +154,12 @@ def unwrap(model: Any, *, sharded: bool = False, name: str = "a model") -> nn.Mo
             return model
 
 
-def _witness(model: nn.Module, example: Any) -> tuple[Capture, bool]:
+def _witness(model: nn.Module, example: Any, *, timed: bool = True) -> tuple[Capture, bool]:
     """A run on fake tensors or, where that fails, on copies of the real ones; and which of these it was."""
     for fake in (True, False):
         made: list[Any] = []
         try:
-            return captured(model, [ModelCall(example)], made, fake=fake), fake
+            return captured(model, [ModelCall(example)], made, fake=fake, timed=timed), fake
         except TraceError:
             raise
         except Exception as error:  # any code of the user's may run here
@@ -187,8 +188,8 @@ def _attempt(
     made: list[Any] = []
     begun: list[Capture] = []
     try:
-        fake = fake and not real
-        return captured(model, calls, made, fake=fake, swapped=swapped, contrary=contrary, begun=begun, flowing=flowing)
+        how: Any = {"swapped": swapped, "contrary": contrary, "begun": begun, "flowing": flowing, "timed": False}
+        return captured(model, calls, made, fake=fake and not real, **how)
     except Exception as error:
         traceback.clear_frames(error.__traceback__)
         return Refused(len(begun[-1].outputs) if begun else 0, _problem(error), line_of(error))

@@ -33,10 +33,12 @@ from secateur.errors import TraceError
 from secateur.ops.value import Value, bind, forget, known, layouts_of
 from secateur.sizes.size import Attr, Expr, Size, plain
 from secateur.state.chances import same_chances
-from secateur.state.held import ATOMS, Place, read, write
+from secateur.state.collector import collected_meanwhile
+from secateur.state.held import ATOMS, Place, every_module, read, write
 from secateur.state.twin import run_apart
 from secateur.tracing.environment import gradients, laid_open
 from secateur.tracing.examples import arguments, device_of, handed_out, mapped, tensors_in
+from secateur.tracing.fakes import fake_of
 from secateur.tracing.recorders import FunctionRecorder, OpRecorder
 from secateur.tracing.rehearsal import Numbers
 from secateur.tracing.standins import watching
@@ -47,6 +49,7 @@ from secateur.tracing.widths import told_widths
 
 # Layers whose own code does not read these attributes: torch's others compare or compute with them.
 _PLAIN = (nn.Linear, Convolution, BatchNorm, nn.Embedding)
+_STORES = (dict, list, set, deque)
 
 OUTPUT = Boundary("a dimension of the model's output")
 Swaps = Sequence[tuple[str, str]]  # names of modules that change places
@@ -121,21 +124,24 @@ def captured(
     contrary: Sequence[str] = (),
     begun: list[Capture] | None = None,
     flowing: bool = True,
+    timed: bool = True,
 ) -> Capture:
     """Call a model, once or several times in a row, and record what its ops do to axes.
 
     Afterwards what it made is to be let go; `made` gets weak references to that. `swapped` modules change places,
     and at the lines in `contrary` what is decided by data is decided the other way. `begun` gets each record as it is
     begun, for what is known if it fails. `flowing`: what goes into modules and comes out of them is remembered.
+    `timed`: so are ops one by one, with what they cost, and the numbers that functions are given; of a single call.
     """
 
     def start() -> _Recorded:
         capture = Capture()
         if begun is not None:
             begun.append(capture)
-        return _Recorded(capture, fake, calls, made, swapped, contrary, flowing)
+        return _Recorded(capture, fake, calls, made, swapped, contrary, flowing, timed and len(calls) == 1)
 
-    return run_apart(model, start)
+    with nullcontext() if fake else collected_meanwhile():
+        return run_apart(model, start)
 
 
 class _Recorded:
@@ -150,10 +156,11 @@ class _Recorded:
         swapped: Swaps,
         contrary: Sequence[str],
         flowing: bool,
+        timed: bool,
     ) -> None:
         self._capture, self._flowing = capture, flowing
         self.tracer = capture.tracer
-        self.tracer.timed = len(calls) == 1
+        self.tracer.timed = timed
         self.mode = FakeTensorMode(allow_non_fake_inputs=True) if fake else None
         self._ops = OpRecorder(self.tracer, made, self.mode)
         self.tracer.sizes.listen(made)
@@ -183,8 +190,8 @@ class _Recorded:
         return self._capture
 
     def _run(self, model: nn.Module) -> None:
-        names = {module: name for name, module in model.named_modules()}
-        for module, name in names.items():
+        names = every_module(model)
+        for module, name in names.items() if self._flowing or self.tracer.timed else ():
             self._follow(module, name)
         for one, other in self._swapped:
             _swap(model, one, other)
@@ -205,7 +212,7 @@ class _Recorded:
             functions = FunctionRecorder(self.tracer, self._ops, self._contrary, watched, self._capture.reached)
             self._numbers = Numbers(model, sizes=self.tracer.sizes) if self.tracer.timed else None
             with self.mode or nullcontext(), self._ops, functions:
-                if not number:
+                if not number and self.tracer.timed:  # what is true of a model's weights, the first run tells
                     self.tracer.said.update(_said_of_weights(names))
                 with self._numbers or nullcontext(), watching(model, call.watched) as seen:
                     output = model(*args, **kwargs)
@@ -303,9 +310,8 @@ class _Recorded:
         device = self._device if tensor.is_meta else tensor.device
         if tensor.layout is not torch.strided:
             return self.mode.from_tensor(tensor.detach(), static_shapes=True)
-        return FakeTensor(
-            self.mode, torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="meta"), device
-        )
+        meta = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="meta")
+        return fake_of(self.mode, meta, device)
 
     def _input(self, example: Any, added: str) -> Any:
         numbers = count()
@@ -362,11 +368,13 @@ def _left_in(modules: Iterable[nn.Module]) -> list[Any]:
     seen: list[Any] = []
     for module in modules:
         for name, value in module.__dict__.items():
-            if name == "training" or name.endswith("_hooks") or type(value) in ATOMS:
+            if type(value) in ATOMS or name == "training" or name.endswith("_hooks"):
                 continue
-            store = value if isinstance(value, dict | list | set | deque) else getattr(value, "__dict__", ())
-            inside = store.values() if isinstance(store, dict) else store
-            seen += [id(value), *((id(each), version(each)) for each in inside)]
+            seen.append(id(value))
+            store = value if isinstance(value, _STORES) else getattr(value, "__dict__", ())
+            if store:
+                inside = store.values() if isinstance(store, dict) else store
+                seen += [(id(each), version(each)) for each in inside]
     return seen
 
 

@@ -20,6 +20,7 @@ from torch import nn
 from secateur.compat import FAKE_LOGGER
 from secateur.sizes.explain import Explainer
 from secateur.sizes.size import Size, as_value
+from secateur.state.held import every_module
 from secateur.state.leftovers import CACHED, classes, of_ours
 from secateur.state.patches import OWN_ATTENTION, SLOW_ATTENTION, UNSCRIPTED, Patch, patched
 from secateur.tracing.stated import functions_of, words
@@ -49,7 +50,7 @@ def gradients(model: nn.Module) -> AbstractContextManager[Any]:
 
 def asks_for_gradients(model: nn.Module) -> bool:
     """Whether the code of a model, or a function of the user's that it names, calls `torch.autograd.grad`."""
-    held = [one for module in model.modules() for one in vars(module).values() if isinstance(one, FunctionType)]
+    held = [one for module in every_module(model) for one in vars(module).values() if type(one) is FunctionType]
     return _ask(held) or any(_class_asks(kind) for kind in classes(model))
 
 

@@ -263,8 +263,9 @@ def resized(example: Any, dims: Dims, times: int) -> Any:
         number = next(tensors)
         for dim in range(item.ndim):
             if (number, dim) in dims:
-                size = item.shape[dim] + times * _step(item, dim)
-                item = item.detach().index_select(dim, torch.arange(size, device=item.device) % item.shape[dim])
+                item, size, more = item.detach(), item.shape[dim], times * _step(item, dim)
+                again = [item.narrow(dim, 0, min(size, more - done)) for done in range(0, more, size)]
+                item = torch.cat([item, *again], dim).contiguous()
         return item
 
     def lengthened(parts: list[Any]) -> list[Any]:

@@ -26,10 +26,11 @@ from secateur.compat import (
     is_functorch_wrapped,
     redispatch_function,
     takes_sizes,
+    transform_level,
 )
 from secateur.ops.arguments import bound
 from secateur.ops.asking import COUNTS, LENGTHS, SHAPE
-from secateur.ops.record import alike, function_record, is_op, part, record_of, sizes_of
+from secateur.ops.record import alike, asked, function_record, is_op, part, record_of, sizes_of
 from secateur.ops.value import known, layouts_of
 from secateur.sizes.explain import is_capture
 from secateur.sizes.size import Dim, Op, Size
@@ -37,6 +38,7 @@ from secateur.tracing.outlines import DEVICE, carried_out
 from secateur.tracing.tracer import SEVERAL, Tracer, tensors_among
 
 _BACK = (torch.autograd.grad, torch.autograd.backward, Tensor.backward)  # whose sizes are those of the way there
+_SIZELESS = {FakeTensor, Tensor, torch.nn.Parameter, type(None), bool, int, float, str, torch.dtype, torch.device}
 _READS = {Tensor.tolist, Tensor.numpy, Tensor.__array__}
 
 
@@ -57,16 +59,17 @@ class OpRecorder(TorchDispatchMode):
             self.tracer.ops += not self.suspended
             return args[0].fake_device
         kwargs = kwargs or {}
-        watched = not self.suspended and isinstance(func, OpOverload)
-        if watched and func.namespace == "aten" and record_of(func) is None:
+        op = asked(func) if isinstance(func, OpOverload) else None
+        watched = op is not None and not self.suspended
+        if op is not None and watched and op.composed and record_of(func) is None:
             # In inference mode, composed ops arrive whole.
             with self:
                 out = func.decompose(*args, **kwargs)
             if out is not NotImplemented:
                 return out
-        fake = part(func, "fake")
-        stand_in = fake if isinstance(args[0] if args else None, FakeTensor) else None
-        self.strangers += (t for t in tensors_among((args, kwargs)) if known(t) is None)
+        fake = op.fake if op is not None else part(func, "fake")
+        stand_in = fake if fake is not None and isinstance(args[0] if args else None, FakeTensor) else None
+        self.strangers += [t for t in tensors_among((args, kwargs) if kwargs else args) if known(t) is None]
         out = carried_out(self._mode, func, args, kwargs) if stand_in is None else stand_in(*args, **kwargs)
         self.made += map(weakref.ref, tensors_among((out,)))
         if watched:
@@ -96,9 +99,9 @@ class FunctionRecorder(TorchFunctionMode):
         kwargs = kwargs or {}
         if self._watched:
             self._note_frames()
-        if func == SHAPE:
-            return self.tracer.shape_of(args[0], func(*args))
-        if type(func) is types.MethodWrapperType:  # another attribute of a tensor, which takes no numbers
+        if type(func) is types.MethodWrapperType:  # an attribute of a tensor, which takes no numbers
+            if func == SHAPE:
+                return self.tracer.shape_of(args[0], func(*args))
             return self._run(func, args, kwargs, seen=True)
         if func in LENGTHS:
             return self._size(*bound(func, args, kwargs)[0])
@@ -123,16 +126,17 @@ class FunctionRecorder(TorchFunctionMode):
                 self.inside.pop()
         hidden = is_op(like) and takes_sizes(like)
         # Where vmap maps a dimension, the model's code counts others than the ops do, so its numbers fit none of these.
-        elsewhere = _has_ints((args, kwargs)) and any(map(is_functorch_wrapped, tensors_among((args, kwargs))))
+        given = (args, kwargs) if kwargs else args
+        mapped = transform_level() is not None and _has_ints(given)
+        elsewhere = mapped and any(map(is_functorch_wrapped, tensors_among(given)))
         out = self._run(func, args, kwargs, seen=not hidden and not elsewhere)
         if signature is not None:
             placed, others = bound(func, args, kwargs)
             signature(self.tracer.sizes, out, *placed, **others)
         elif like in COUNTS:
             return self._numel(bound(func, args, kwargs)[0][0], out)
-        self._loose_sizes(func, (args, kwargs))
-        given = partial(_layouts_among, (args, kwargs))
-        self.tracer.sizes.account(getattr(func, "__name__", "") or str(func), given)
+        self._loose_sizes(func, given)
+        self.tracer.sizes.account(getattr(func, "__name__", "") or str(func), partial(_layouts_among, given))
         return out
 
     def _note_frames(self) -> None:
@@ -189,7 +193,8 @@ class FunctionRecorder(TorchFunctionMode):
             self.tracer.sizes.loose(given, getattr(func, "__name__", "") or str(func))
         elif isinstance(given, SEVERAL):
             for item in given:
-                self._loose_sizes(func, item)
+                if type(item) not in _SIZELESS:
+                    self._loose_sizes(func, item)
         elif isinstance(given, dict):
             for item in given.values():
                 self._loose_sizes(func, item)

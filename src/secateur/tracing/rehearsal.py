@@ -29,7 +29,7 @@ import torch
 from torch import Tensor, nn
 
 from secateur.axes import Atom, Layout, size_after
-from secateur.compat import FakeTensor, FakeTensorMode, TorchDispatchMode, TorchFunctionMode
+from secateur.compat import FakeTensorMode, TorchDispatchMode, TorchFunctionMode
 from secateur.nn.attention import MultiheadAttention
 from secateur.sizes.explain import Ear, Explainer, constants, each_number, is_capture, of_the_model
 from secateur.sizes.size import Attr, Size
@@ -40,6 +40,7 @@ from secateur.state.twin import run_apart
 from secateur.tracing.environment import gradients, laid_open, line_of
 from secateur.tracing.equations import Equations
 from secateur.tracing.examples import arguments, device_of, mapped, tensors_in
+from secateur.tracing.fakes import fake_of
 from secateur.tracing.outlines import carried_out
 from secateur.tracing.widths import told_widths
 
@@ -223,7 +224,7 @@ class _Trial:
 
     def _fake(self, tensor: Tensor, shape: Sequence[int]) -> Tensor:
         device = device_of(self._example) if tensor.is_meta else tensor.device
-        fake = FakeTensor(self._mode, torch.empty(tuple(shape), dtype=tensor.dtype, device="meta"), device)
+        fake = fake_of(self._mode, torch.empty(tuple(shape), dtype=tensor.dtype, device="meta"), device)
         self.fakes.append(weakref.ref(fake))
         return fake
 

@@ -34,6 +34,7 @@ _AT_FIRST = frozenset(  # what sets up weights, or only speaks of them
 _ADDS = frozenset(("append", "extend", "insert", "update"))
 _DESCRIBED = frozenset(("transformers", "diffusers", "timm", "torchvision"))
 _MOST_READ = 1024  # functions whose source, once read, is remembered
+_MOST_ASKED = 8 * _MOST_READ  # answers of theirs
 _OF_SIZES = (ast.Add, ast.Sub, ast.Mult, ast.FloorDiv, ast.Mod)  # a power or a quotient is no size
 
 
@@ -141,8 +142,8 @@ class _Code:
         return frozenset(
             child
             for function in self._constructors
-            if attribute in function.__code__.co_names and (tree := parsed(function)) is not None
-            for child in _made_with(tree, attribute, rest)
+            if attribute in function.__code__.co_names
+            for child in _made_by(function.__code__, function.__code__.co_filename, attribute, rest)
         )
 
     def goes_through(self, attribute: str) -> bool:
@@ -155,19 +156,36 @@ class _Code:
 
         What holds 1 changes nothing.
         """
-        for function in self._others:
-            if attribute in function.__code__.co_names and (tree := parsed(function)) is not None:
-                me = tree.args.args[0].arg
-                above = {child: node for node in ast.walk(tree) for child in ast.iter_child_nodes(node)}
-                same, ones_here = _texts(tree, attribute, rest), {f"{me}.{one}" for one in ones}
-                for node in (n for n in above if isinstance(n, ast.expr) and ast.unparse(n) in same):
-                    if read or _computes(node, above, ones_here):
-                        return f"{Path(function.__code__.co_filename).name}:{_line(function, node)}"
+        for code in (function.__code__ for function in self._others):
+            if attribute in code.co_names:
+                line = _computed_at(code, code.co_filename, attribute, rest, ones, read)
+                if line is not None:
+                    return f"{Path(code.co_filename).name}:{line}"
         return ""
 
 
-def _line(function: types.FunctionType, node: ast.expr) -> int:
-    return function.__code__.co_firstlineno + node.lineno - 1
+@lru_cache(_MOST_ASKED)
+def _made_by(code: types.CodeType, file: str, attribute: str, rest: str) -> frozenset[str]:
+    """The attributes that a constructor makes by calls that are given the value of another one."""
+    tree = _read(code, file)
+    return frozenset(() if tree is None else _made_with(tree, attribute, rest))
+
+
+@lru_cache(_MOST_ASKED)
+def _computed_at(
+    code: types.CodeType, file: str, attribute: str, rest: str, ones: frozenset[str], read: bool
+) -> int | None:
+    """The first line of a method that computes with an attribute, or reads it at all."""
+    tree = _read(code, file)
+    if tree is None:
+        return None
+    me = tree.args.args[0].arg
+    above = {child: node for node in ast.walk(tree) for child in ast.iter_child_nodes(node)}
+    same, ones_here = _texts(tree, attribute, rest), {f"{me}.{one}" for one in ones}
+    for node in (n for n in above if isinstance(n, ast.expr) and ast.unparse(n) in same):
+        if read or _computes(node, above, ones_here):
+            return code.co_firstlineno + node.lineno - 1
+    return None
 
 
 def _texts(tree: ast.FunctionDef, attribute: str, rest: str) -> set[str]:
@@ -181,7 +199,6 @@ def _texts(tree: ast.FunctionDef, attribute: str, rest: str) -> set[str]:
 
 
 def _made_with(tree: ast.FunctionDef, attribute: str, rest: str) -> Iterator[str]:
-    """The attributes that a constructor makes by calls that are given the value of another one."""
     me, called = tree.args.args[0].arg, _texts(tree, attribute, rest)
     for to, value in assigned(tree):
         if (child := own_name(to, me)) and child != attribute and not called.isdisjoint(_arguments(value)):

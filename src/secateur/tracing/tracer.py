@@ -9,7 +9,6 @@ on. Nothing is decided here and the model is not touched; `graph` reads the outc
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from functools import cache
 from typing import Any
 
 import torch
@@ -18,7 +17,7 @@ from torch import Tensor
 from secateur.axes import Atom, Layout, unify, why_fixed
 from secateur.compat import reads_out, schema, takes_sizes
 from secateur.ops.create import LIFTED
-from secateur.ops.record import Record, out_arguments, record_of
+from secateur.ops.record import Record, asked, record_of
 from secateur.ops.value import Call, Value, bind, known, value_of
 from secateur.sizes.explain import Explainer
 from secateur.sizes.size import Dim, Expr
@@ -72,8 +71,8 @@ class Tracer:
     def record(self, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any, *, seen: bool = True) -> None:
         """Apply the record of one op that has just run; `seen`: the call that led to it, with its sizes, was."""
         self.ops += 1
-        tensors = tensors_among(out if isinstance(out, tuple | list) else (out,))
-        flat = tensors_among((args, kwargs))
+        tensors = tensors_among(out if isinstance(out, SEVERAL) else (out,))
+        flat = tensors_among((args, kwargs)) if kwargs else tensors_among(args)
         if not tensors and not schema(op).is_mutable:
             if reads_out(op) and any(value_of(t).storage.made_of is None for t in flat):
                 self.decisions.setdefault(self.sizes.where())
@@ -83,8 +82,8 @@ class Tracer:
         values = [value_of(t) for t in flat]
         if self.timed:
             self.steps.append(step(op, args, kwargs, value_of))
-        found, call = record_of(op), Call(self.sizes, op, _name(op), tensors)
-        if not (found is not None and found.creates) and all(v.constant() for v in values):
+        found, call = record_of(op), Call(self.sizes, op, asked(op).name, tensors)
+        if not (found is not None and found.creates) and all(map(Value.constant, values)):
             for tensor in tensors:
                 if known(tensor) is None or not any(tensor is t for t in flat):
                     bind(tensor, Value([_handed_on(i, n, values, call) for i, n in enumerate(tensor.shape)]))
@@ -108,7 +107,7 @@ class Tracer:
 
     def _applied(self, found: Record, call: Call, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """What a record makes of a call; buffers for results are tied to these."""
-        buffers = [kwargs[name] for name in out_arguments(call.op) if name in kwargs]
+        buffers = [kwargs[name] for name in asked(call.op).buffers if name in kwargs] if kwargs else []
         rest = {k: _lift(v) for k, v in kwargs.items() if not any(v is buffer for buffer in buffers)}
         given = _lift(args, found.by_row)
         result = found(call, *given, **rest)
@@ -156,15 +155,15 @@ class Tracer:
         results = list(result) if isinstance(result, list | tuple) else [result]
         if result is not None and len(results) < len(tensors):
             results += [None] * (len(tensors) - len(results))
-        returns = schema(op).returns
+        shares = asked(op).shares
         for i, tensor in enumerate(tensors):
             value = results[i] if result is not None else None
             if value is None:
                 value = Value([call.fixed(n) for n in tensor.shape])
-            info = returns[min(i, len(returns) - 1)].alias_info if returns else None
-            if info is not None and args and isinstance(args[0], Tensor):
+            written = shares[min(i, len(shares) - 1)] if shares else None
+            if written is not None and args and isinstance(args[0], Tensor):
                 base = value_of(args[0])
-                if info.is_write:
+                if written:
                     base.storage.write(base, value)
                 value.storage = base.storage
             if value.shape != tuple(tensor.shape):
@@ -204,8 +203,3 @@ def _handed_on(at: int, size: int, values: Sequence[Value], call: Call) -> Atom:
     if not likely:  # a size of its own: a view of one that divides it, or of any
         likely = [(i, dim) for i, dim in every if dim.size > 1 and size % dim.size == 0] or every
     return Atom(size, why_fixed(*(dim for _, dim in likely))) if likely else call.fixed(size)
-
-
-@cache
-def _name(op: Any) -> str:
-    return str(op).removeprefix("aten.").rpartition(".")[0]

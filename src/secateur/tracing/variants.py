@@ -106,17 +106,19 @@ class Variants:
             self._joined([ModelCall(fewer)])
         self._more(example)
         for name, other in other_arguments(self._model, example):
-            if self._chosen(ModelCall(other, asked=False), f"{name}={other[name]!r}"):
+            if self._chosen(ModelCall(other, asked=False), by=f"{name}={other[name]!r}"):
                 self.shown.append(other)
         for key, more in islice(keys_asked(self._model, example), _MOST_DECISIONS):
-            if more is None or not self._chosen(ModelCall(more, asked=False), f"{key}=True"):
+            if more is None or not self._chosen(ModelCall(more, asked=False), by=f"{key}=True"):
                 self.unseen.append(Unseen(f"what forward does when it is given {key}", _place(type(self._model))))
         values = self._capture.values
         idle = [n for n, v in values.items() if v.dims and not v.used and n not in self._capture.places]
         for setting in other_attributes(self._model, idle):
             changes = (*setting.values.items(),)
             modes = (False, True) if setting.trained else (False,)
-            tried = [self._chosen(ModelCall(example, training=mode, asked=False, attributes=changes)) for mode in modes]
+            calls = [ModelCall(example, training=mode, asked=False, attributes=changes) for mode in modes]
+            tried = [len(calls) > 1 and self._chosen(*calls)]
+            tried = tried if any(tried) else [self._chosen(call) for call in calls]
             if not any(tried) and not setting.guessed:
                 self.unseen.append(Unseen(f"what the code does when {setting}", setting.where))
         for number, method in enumerate(other_methods(self._model, idle)):
@@ -133,16 +135,16 @@ class Variants:
         values, weights = self._capture.values, dict(self._model.named_parameters())
         idle = [weight for name, weight in weights.items() if name in values and not values[name].used]
         for name, tries in more_arguments(self._model, example, made, idle):
-            any(self._chosen(ModelCall(more, asked=False, added=name), name) for more in tries)
+            any(self._chosen(ModelCall(more, asked=False, added=name), by=name) for more in tries)
 
-    def _chosen(self, call: ModelCall, by: str = "") -> bool:
-        """Join a call by another choice, of the caller's if `by` says which; whether it ran.
+    def _chosen(self, *calls: ModelCall, by: str = "") -> bool:
+        """Join calls by another choice, of the caller's if `by` says which; whether they ran.
 
         What comes of it may be a hidden layer, which is cut as it would be without. What layers put out that only this
         choice reaches is asked for by nobody else, and stays. So does what a caller gets by it in the answer's place.
         """
-        found = self._attempt([call])
-        supposed = call.attributes or call.beside
+        found = self._attempt(calls)
+        supposed = calls[0].attributes or calls[0].beside
         if isinstance(found, Refused) or (supposed and at_odds(self._capture, found)):
             return False
         new = [v for v in self._capture.values.values() if not v.used]
