@@ -12,7 +12,8 @@ from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
-from itertools import count
+from itertools import count, cycle, islice
+from types import MethodType
 from typing import Any
 
 import torch
@@ -37,12 +38,12 @@ from secateur.state.held import ATOMS, Place, read, write
 from secateur.state.twin import run_apart
 from secateur.tracing.environment import gradients, laid_open
 from secateur.tracing.examples import arguments, device_of, handed_out, mapped, tensors_in
+from secateur.tracing.forced import Forced, forced
 from secateur.tracing.recorders import FunctionRecorder, OpRecorder
 from secateur.tracing.rehearsal import Numbers
 from secateur.tracing.standins import watching
-from secateur.tracing.stated import coded
 from secateur.tracing.tracer import Tracer
-from secateur.tracing.untaken import watched_codes
+from secateur.tracing.untaken import Reached, branching, places
 from secateur.tracing.widths import told_widths
 
 # Layers whose own code does not read these attributes: torch's others compare or compute with them.
@@ -89,6 +90,7 @@ class ModelCall:
     added: str = ""  # an argument that the user's example leaves out
     watched: tuple[str, ...] = ()  # variables of forward that are looked at when it returns
     beside: Beside | None = None
+    forced: tuple[Forced, ...] = ()  # branches that are taken, whatever their tests come to
 
 
 @dataclass
@@ -108,7 +110,8 @@ class Capture:
     outputs: list[list[tuple[int, ...]]] = field(default_factory=list)  # shapes of what each call put out
     unasked: list[Layout] = field(default_factory=list)  # dimensions of what the example does not ask for
     watched: dict[str, Any] = field(default_factory=dict)  # what was looked at, with zeros for its tensors
-    reached: set[tuple[int, int]] = field(default_factory=set)  # what ran of code that is watched, with where in it
+    taken: set[Forced] = field(default_factory=set)  # branches that were taken by force
+    reached: set[Reached] = field(default_factory=set)  # what ran of code that is watched
 
 
 def captured(
@@ -135,7 +138,10 @@ def captured(
             begun.append(capture)
         return _Recorded(capture, fake, calls, made, swapped, contrary, flowing)
 
-    return run_apart(model, start)
+    with forced([branch for call in calls for branch in call.forced]) as taken:
+        capture = run_apart(model, start)
+    capture.taken |= taken
+    return capture
 
 
 class _Recorded:
@@ -188,7 +194,8 @@ class _Recorded:
             self._follow(module, name)
         for one, other in self._swapped:
             _swap(model, one, other)
-        watched = frozenset(map(id, watched_codes(coded(model))))
+        watched = {id(function.__code__): function.__code__ for function in branching(model)}
+        reached = dict[int, set[int]]()
         before = _left_in(names) if any(call.again for call in self._calls) else []
         for number, call in enumerate(self._calls):
             if call.again and before == _left_in(names):
@@ -197,12 +204,12 @@ class _Recorded:
             for module in names:
                 module.__dict__["training"] = call.training
             for place, value in call.attributes:
-                write(model, place, value)
+                write(model, place, _of_its_own(model, place, value))
             if call.beside is not None:
                 self._call_beside(model, call.beside)
             args, kwargs = arguments(self._input(call.example, call.added))
             self.tracer.sizes.judges = not call.training  # a cut is exact if what it puts out is, in eval mode
-            functions = FunctionRecorder(self.tracer, self._ops, self._contrary, watched, self._capture.reached)
+            functions = FunctionRecorder(self.tracer, self._ops, self._contrary, watched, reached)
             self._numbers = Numbers(model, sizes=self.tracer.sizes) if self.tracer.timed else None
             with self.mode or nullcontext(), self._ops, functions:
                 if not number:
@@ -212,6 +219,7 @@ class _Recorded:
             self._capture.watched = {name: _zeros(value) for name, value in seen.items() if not _of_weights(value)}
             self._capture.numbers = self._capture.numbers or self._numbers
             self._capture.turned |= set(self._contrary) - functions.contrary
+            self._capture.reached |= {place for code, at in reached.items() for place in places(watched[code], at)}
             self._outputs(model, output, call.asked)
         self._capture.rewritten |= {n for n, at in self._capture.places.items() if self._replaced(model, at)}
 
@@ -228,7 +236,7 @@ class _Recorded:
             elif set(needed) <= set(given):
                 made = method(**{name: given[name] for name in taken if name in given})
             else:
-                made = method(*[*given.values()][: len(needed)])
+                made = method(*islice(cycle(given.values()), len(needed)))
             self._capture.unasked += [dim for tensor in tensors_in(made) for dim in layouts_of(tensor)]
 
         for owner in beside.owners:
@@ -336,6 +344,11 @@ class _Recorded:
                 self._capture.unasked += () if asked else value.dims
                 for dim in value.dims if asked else ():
                     fix(dim, OUTPUT)
+
+
+def _of_its_own(model: nn.Module, place: Place, value: Any) -> Any:
+    """A method of a module as one of the twin's."""
+    return MethodType(value.__func__, model.get_submodule(place.owner)) if isinstance(value, MethodType) else value
 
 
 def _zeros(item: Any) -> Any:

@@ -8,15 +8,17 @@ another such method. What is not known counts as doing more.
 from __future__ import annotations
 
 import ast
+import builtins
 import re
 import types
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
 from torch import Tensor, nn
 
-from secateur.tracing.stated import own_name, parsed
+from secateur.tracing.stated import functions_of, is_users, own_name, parsed
 
 _LIBRARIES = frozenset(("torch", "math", "numpy", "einops"))  # whose functions compute, but for these
 _ACTS = re.compile(
@@ -30,6 +32,21 @@ _PURE = frozenset(
     )
 )
 _OF_LISTS = frozenset(("append", "extend", "get", "insert", "items", "keys", "pop", "values"))  # of a variable's own
+
+
+def computes_in(model: nn.Module, function: types.FunctionType, block: Sequence[ast.AST]) -> bool:
+    """Whether part of a function does nothing but compute, whichever module it may be a method of."""
+    name = function.__name__
+    owner = next(
+        (m for m in model.modules() if getattr(getattr(type(m), name, None), "__code__", None) is function.__code__),
+        None,
+    )
+    methods = (
+        {}
+        if owner is None
+        else {f.__name__: f for base in type(owner).__mro__[::-1] if is_users(base) for f in functions_of(base)}
+    )
+    return Purity(owner if owner is not None else model, methods).harmless(function, block, own=owner is not None)
 
 
 @dataclass
@@ -51,12 +68,17 @@ class Purity:
         if function in self._asked:
             return True
         self._asked.add(function)
-        me, calls = (
-            tree.args.args[0].arg if own else "",
-            (node.func for node in ast.walk(tree) if isinstance(node, ast.Call)),
-        )
-        layers = self._layers_in_turn(tree, me, function.__globals__) if own else set[str]()
-        return all(ast.unparse(c) in layers or self._harmless(c, me, function.__globals__) for c in calls)
+        return self.harmless(function, [tree], own)
+
+    def harmless(self, function: types.FunctionType, block: Sequence[ast.AST], own: bool) -> bool:
+        """The same of part of a function."""
+        tree = parsed(function)
+        if tree is None:
+            return False
+        me, known = tree.args.args[0].arg if own else "", _known(function)
+        calls = (node.func for part in block for node in ast.walk(part) if isinstance(node, ast.Call))
+        layers = self._layers_in_turn(tree, me, known) if own else set[str]()
+        return all(ast.unparse(c) in layers or self._harmless(c, me, known) for c in calls)
 
     def _layers_in_turn(self, tree: ast.AST, me: str, known: Mapping[str, Any]) -> set[str]:
         """The variables of loops that go through layers: `for layer in (self.a, self.b)`."""
@@ -75,7 +97,8 @@ class Purity:
             return self._is_layer(called.value, me)
         if isinstance(called, ast.Name):
             named = known.get(called.id)
-            return called.id in _PURE or _computes(named, called.id) or self._does(named, own=False)
+            raised = isinstance(getattr(builtins, called.id, None), type) and called.id.endswith("Error")
+            return called.id in _PURE or raised or _computes(named, called.id) or self._does(named, own=False)
         if not isinstance(called, ast.Attribute) or _ACTS.fullmatch(called.attr):
             return False
         text = ast.unparse(called)
@@ -95,11 +118,22 @@ class Purity:
             return False
 
 
+def _known(function: types.FunctionType) -> dict[str, Any]:
+    """What the names of a function stand for that are not its own."""
+    known = dict(function.__globals__)
+    for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=False):
+        with suppress(ValueError):  # nothing yet
+            known[name] = cell.cell_contents
+    return known
+
+
 def _computes(thing: object, text: str) -> bool:
     """Whether something that code calls, or takes what it calls from, is of a library that computes."""
     home = thing.__name__ if isinstance(thing, types.ModuleType) else getattr(thing, "__module__", None) or ""
+    if text.rpartition(".")[2] == "checkpoint" and home.startswith("torch"):
+        return True
     parts = (*home.split("."), *text.split("."))
     return parts[0] in _LIBRARIES and not any(map(_ACTS.fullmatch, parts))
 
 
-__all__ = ["Purity"]
+__all__ = ["Purity", "computes_in"]

@@ -16,13 +16,14 @@ import ast
 import dis
 import inspect
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 from types import CodeType, FunctionType
 from typing import Any
 
 from secateur.state.held import Key
 from secateur.tracing.stated import assigned, functions_of, is_torchs, is_users, own_name, parsed, words
+from secateur.tracing.ways import Decisions, span, ways
 
 _MOST_READ = 1024  # methods whose questions, once found, are remembered
 _DEEPEST = 3  # functions that one calls, and these call
@@ -41,6 +42,7 @@ _MAKING = frozenset(
 )
 _SLICING = frozenset(dis.opmap[name] for name in ("BUILD_SLICE", "BINARY_SLICE", "STORE_SLICE") if name in dis.opmap)
 _ENDS = (ast.Return, ast.Raise, ast.Continue, ast.Break)
+_PLACED = (ast.stmt, ast.expr)  # parts of the source that know where they are
 
 
 @dataclass(frozen=True)
@@ -62,6 +64,11 @@ class Branch:
     test: str
     line: int
     span: tuple[tuple[int, int], tuple[int, int]]
+    decisions: Decisions  # what leads there
+    tests: tuple[ast.expr, ...] = field(compare=False)
+    own: bool  # whether what is asked on the way is about attributes of the module alone
+    surely: bool  # whether what it takes apart must be a tensor
+    block: tuple[ast.AST, ...] = field(compare=False)
 
 
 @lru_cache(_MOST_READ)
@@ -73,8 +80,9 @@ def questions(function: FunctionType, kind: type) -> tuple[Question, ...]:
 
 @lru_cache(_MOST_READ)
 def branches(function: FunctionType, kind: type) -> tuple[Branch, ...]:
-    """Branches of a method that surely take tensors apart or give them shapes, by numbers that the code writes."""
-    tree = parsed(function) if may_shape(function, kind) else None
+    """Branches of a method that take tensors apart or give them shapes, by numbers that the code writes."""
+    may = may_shape(function, kind) or not words(function.__code__).isdisjoint(("shape", "size"))
+    tree = parsed(function) if may else None
     return () if tree is None else tuple(_Reader(function, kind, tree).branches())
 
 
@@ -98,12 +106,24 @@ class _Reader:
     def branches(self) -> Iterator[Branch]:
         source = inspect.getsource(self._function.__code__)
         shift = len(source) - len(source.lstrip()), self._function.__code__.co_firstlineno - 1
-        for node in ast.walk(self._tree):
-            for test, block in _blocks(node):
-                if self.shape(block, surely=True):
-                    begin = block[0].lineno + shift[1], block[0].col_offset + shift[0]
-                    end = block[-1].end_lineno + shift[1], block[-1].end_col_offset + shift[0]
-                    yield Branch(test, begin[0], (begin, end))
+        tests = {span(each): each for each in ast.walk(self._tree) if isinstance(each, ast.expr)}
+        for way in ways(self._tree):
+            first, last = way.block[0], way.block[-1]
+            surely = self.shape(way.block, surely=True)
+            if isinstance(first, _PLACED) and isinstance(last, _PLACED) and (surely or self.shape(way.block)):
+                begin = first.lineno + shift[1], first.col_offset + shift[0]
+                end = (last.end_lineno or 0) + shift[1], (last.end_col_offset or 0) + shift[0]
+                asked = tuple(tests[place] for place, _ in way.decisions)
+                own, where = all(map(self._own, asked)), (begin, end)
+                yield Branch(way.test, begin[0], where, way.decisions, asked, own, surely, (*way.block,))
+
+    def _own(self, test: ast.expr) -> bool:
+        """Whether a test is about the module's own attributes, and nothing else."""
+        if isinstance(test, ast.Compare):
+            return all(isinstance(each, ast.Constant) or self._own(each) for each in (test.left, *test.comparators))
+        if isinstance(test, ast.BoolOp | ast.UnaryOp):
+            return all(map(self._own, test.values if isinstance(test, ast.BoolOp) else [test.operand]))
+        return bool(self._way(test))
 
     # what is decided --------------------------------------------------------------------------------------------
 
@@ -125,8 +145,17 @@ class _Reader:
             elif isinstance(node, ast.Subscript) and isinstance(node.value, ast.Dict):
                 keys = [_equals(node.slice, key) for key in node.value.keys if key is not None]
                 yield node.lineno, keys, [*node.value.values]
+            elif isinstance(node, ast.Subscript) and (table := self._table(node.value)):
+                keys = [_equals(node.slice, ast.Constant(key)) for key in table]
+                yield node.lineno, keys, [ast.Constant(function) for function in table.values()]  # as if written there
             elif isinstance(node, ast.Call) and ast.unparse(node.func) == "getattr" and len(node.args) > 1:
                 yield node.lineno, *self._by_name(*node.args[:2])
+
+    def _table(self, node: ast.expr) -> dict[Any, FunctionType]:
+        """The functions of a table that the class or the Python module has: `STEPS` in `STEPS[self.step](x)`."""
+        name = own_name(node, self._me)
+        known = vars(self._kind) if name else self._function.__globals__
+        return _tabled(known.get(name or getattr(node, "id", "")))
 
     def _by_name(self, owner: ast.expr, name: ast.expr) -> tuple[list[ast.expr], list[ast.AST]]:
         """The methods that `getattr(self, "start_" + self.kind)` chooses from."""
@@ -149,6 +178,8 @@ class _Reader:
                 return True
             if isinstance(each, ast.Call) and _gives_shape(each, surely):
                 return True
+            if surely and isinstance(each, ast.Compare) and _states_size(each):
+                return True
             called = self._called(each) if depth else None
             if called is not None and shapes(called, self._kind, surely, depth - 1):
                 return True
@@ -156,6 +187,8 @@ class _Reader:
 
     def _called(self, node: ast.AST) -> FunctionType | None:
         """The method of its own, or the function of the user's, that some code names."""
+        if isinstance(node, ast.Constant) and isinstance(node.value, FunctionType):
+            return node.value
         return _named(own_name(node, self._me), getattr(node, "id", ""), self._function, self._kind)
 
     # what is asked ----------------------------------------------------------------------------------------------
@@ -200,8 +233,20 @@ class _Reader:
 def _named(own: str, name: str, function: FunctionType, kind: type) -> FunctionType | None:
     found = getattr(kind, own, None) if own else function.__globals__.get(name)
     found = inspect.unwrap(found) if isinstance(found, FunctionType) else None
-    theirs = not isinstance(found, FunctionType) or not is_users(kind) or "site-packages" in found.__code__.co_filename
+    theirs = not isinstance(found, FunctionType) or not _followed(kind) or "site-packages" in found.__code__.co_filename
     return None if theirs or found is function else found
+
+
+def _tabled(item: object) -> dict[Any, FunctionType]:
+    """The functions of a table in which there is nothing else."""
+    if not isinstance(item, dict) or not all(isinstance(each, FunctionType) for each in item.values()):
+        return {}
+    return {key: each for key, each in item.items() if type(key) in (str, int)}
+
+
+def _followed(kind: type) -> bool:
+    """Whether what code calls is looked at: that of the user's classes, or (`object`) of functions of the user's."""
+    return kind is object or is_users(kind)
 
 
 def _way(node: ast.expr, me: str, names: Mapping[str, tuple[Any, ...]]) -> tuple[Any, ...]:
@@ -270,8 +315,12 @@ def own_names(me: str, *code: ast.AST) -> frozenset[str]:
 @lru_cache(_MOST_READ)
 def shapes(function: FunctionType, kind: type, surely: bool = False, depth: int = _DEEPEST) -> bool:
     """Whether a method takes tensors apart, or gives them shapes; `surely`: whatever runs there, it meets a tensor."""
-    tree = parsed(function) if may_shape(function, kind, depth) else None
-    return tree is not None and _Reader(function, kind, tree).shape(tree.body, surely, depth)
+    if not may_shape(function, kind, depth):
+        return False
+    tree = parsed(function)
+    if tree is None:  # a lambda
+        return not surely
+    return _Reader(function, kind, tree).shape(tree.body, surely, depth)
 
 
 @lru_cache(_MOST_READ)
@@ -279,13 +328,15 @@ def may_shape(function: FunctionType, kind: type, depth: int = _DEEPEST) -> bool
     """What tells, without the source, that a method does not take tensors apart."""
     if _may_shape(function.__code__):
         return True
-    names = words(function.__code__) if depth and is_users(kind) else frozenset[str]()
+    names = words(function.__code__) if depth and _followed(kind) else frozenset[str]()
     own = {*names, *dir(kind)} if "getattr" in names else names
     called = (
         *(_named(name, "", function, kind) for name in own),
         *(_named("", name, function, kind) for name in names),
     )
-    return any(one is not None and may_shape(one, kind, depth - 1) for one in called)
+    known = (*(vars(kind).get(name) for name in names), *(function.__globals__.get(name) for name in names))
+    tabled = (one for item in known for one in _tabled(item).values()) if depth and _followed(kind) else ()
+    return any(one is not None and may_shape(one, kind, depth - 1) for one in (*called, *tabled))
 
 
 def _may_shape(code: CodeType) -> bool:
@@ -314,6 +365,12 @@ def _gives_shape(call: ast.Call, surely: bool) -> bool:
         parts = [part for given in call.args for part in ast.walk(given)]
         return any(isinstance(p, ast.List) or (isinstance(p, ast.Constant) and _several(p.value)) for p in parts)
     return name in (_SHAPING - _OF_TEXT if surely else _SHAPING)
+
+
+def _states_size(test: ast.Compare) -> bool:
+    """Whether a size is compared with a number that is written there."""
+    sizes = any(".shape[" in text or ".size(" in text for text in map(ast.unparse, (test.left, *test.comparators)))
+    return sizes and any(isinstance(e, ast.Constant) and _several(e.value) for e in (test.left, *test.comparators))
 
 
 def _several(value: object) -> bool:

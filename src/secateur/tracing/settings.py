@@ -20,7 +20,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from types import FunctionType
+from types import FunctionType, MethodType
 from typing import Any
 
 import torch
@@ -210,8 +210,16 @@ def _reached(functions: Mapping[str, FunctionType]) -> set[str]:
         name = todo.pop()
         if name in functions and name not in reached:
             reached.add(name)
-            todo += functions[name].__code__.co_names
+            tree = parsed(functions[name])
+            todo += functions[name].__code__.co_names if tree is None else _own_or_inherited(tree)
     return reached
+
+
+def _own_or_inherited(tree: ast.FunctionDef) -> Iterator[str]:
+    """The names of what a method has of its own module, or of `super()`; not those of other things' methods."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Attribute) and ast.unparse(node.value) in (tree.args.args[0].arg, "super()"):
+            yield node.attr
 
 
 def _ways(needs: list[str], given: list[str], layers: bool) -> list[int | None]:
@@ -221,7 +229,7 @@ def _ways(needs: list[str], given: list[str], layers: bool) -> list[int | None]:
     """
     if not needs or needs == given:
         return [None] if needs else []
-    same = [None] if len(needs) == len(given) else []
+    same = [None] if len(needs) >= len(given) else []
     return [*same, *(range(_MOST) if len(needs) == 1 else ())] if layers else []
 
 
@@ -248,6 +256,31 @@ def other_attributes(model: nn.Module, idle: Collection[str] = ()) -> list[Setti
                         one.values.setdefault(place, other)
     alone = sorted(found.values(), key=lambda one: one.guessed)
     return [*alone[:_MOST], *_together(alone)][:_MOST]
+
+
+def other_choices(model: nn.Module) -> Iterator[Setting]:
+    """Methods of its own that a module may hold in an attribute in the place of the one that is there."""
+    for owner, module in model.named_modules():
+        held = (
+            [item for item in vars(module).items() if isinstance(item[1], MethodType)] if is_users(type(module)) else []
+        )
+        for key, method in held:
+            found = {f.__name__: f for base in type(module).__mro__[::-1] if is_users(base) for f in functions_of(base)}
+            if method.__self__ is module and found.get(method.__name__) is method.__func__:
+                code, reached = method.__code__, _reached({n: f for n, f in found.items() if n != "__init__"})
+                for name, function in found.items():
+                    alike = (
+                        function.__code__.co_varnames[: function.__code__.co_argcount]
+                        == code.co_varnames[: code.co_argcount]
+                    )
+                    if (
+                        alike
+                        and name not in reached
+                        and function is not method.__func__
+                        and shapes(function, _class(module))
+                    ):
+                        where = f"{Path(function.__code__.co_filename).name}:{function.__code__.co_firstlineno}"
+                        yield Setting({Place(owner, (key,)): MethodType(function, module)}, where)
 
 
 def _together(settings: Sequence[Setting]) -> Iterator[Setting]:
@@ -354,4 +387,4 @@ def _written(annotation: Any) -> Iterator[str]:
 
 
 __all__ = ["OtherMethod", "Setting", "fewer_arguments", "left_out", "more_arguments", "other_arguments"]
-__all__ += ["keys_asked", "other_attributes", "other_methods"]
+__all__ += ["keys_asked", "other_attributes", "other_choices", "other_methods"]

@@ -175,9 +175,25 @@ def _texts(tree: ast.FunctionDef, attribute: str, rest: str) -> set[str]:
     me, made = tree.args.args[0].arg, list(assigned(tree))
     found = {f"{me}.{attribute}{rest}"}
     for one, other in (*made, *((value, to) for to, value in made)):
-        if own_name(one, me) == attribute and isinstance(other, ast.Name):
-            found.add(other.id + rest)
+        if own_name(one, me) == attribute:
+            found |= {other.id + rest} if isinstance(other, ast.Name) else {*_parts(other, rest)}
     return found | {to.id for to, value in made if isinstance(to, ast.Name) and ast.unparse(value) in found}
+
+
+def _parts(value: ast.expr, rest: str) -> Iterator[str]:
+    """What is written for a part of something: `['width']` of `dict(width=w)`, `[0]` of `(w, h)`."""
+    if isinstance(value, ast.Dict):
+        yield from (ast.unparse(v) for k, v in zip(value.keys, value.values, strict=True) if k and _index(k) == rest)
+    elif isinstance(value, ast.Tuple | ast.List):
+        yield from (ast.unparse(each) for at, each in enumerate(value.elts) if rest == f"[{at}]")
+    elif isinstance(value, ast.Call) and ast.unparse(value.func) == "dict":
+        yield from (ast.unparse(each.value) for each in value.keywords if each.arg and rest == f"[{each.arg!r}]")
+    if any(isinstance(each, ast.Call) and ast.unparse(each) == "locals()" for each in ast.walk(value)):
+        yield rest[2:-2]
+
+
+def _index(key: ast.expr) -> str:
+    return f"[{key.value!r}]" if isinstance(key, ast.Constant) else ""
 
 
 def _made_with(tree: ast.FunctionDef, attribute: str, rest: str) -> Iterator[str]:
@@ -218,7 +234,7 @@ def is_users(kind: type) -> bool:
 
 def functions_of(kind: type) -> Iterator[types.FunctionType]:
     """The methods of a class itself, those behind properties included."""
-    for item in vars(kind).values():
+    for item in [*vars(kind).values()]:  # to ask a class for its annotations may add to them
         function = item.fget if isinstance(item, property) else item
         function = inspect.unwrap(function) if isinstance(function, types.FunctionType) else None
         if isinstance(function, types.FunctionType):
