@@ -189,13 +189,13 @@ class _Recorded:
         return self._capture
 
     def _run(self, model: nn.Module) -> None:
+        watched = {id(function.__code__): function.__code__ for function in branching(model)}
+        reached = dict[int, set[int]]()
         names = {module: name for name, module in model.named_modules()}
         for module, name in names.items():
             self._follow(module, name)
         for one, other in self._swapped:
             _swap(model, one, other)
-        watched = {id(function.__code__): function.__code__ for function in branching(model)}
-        reached = dict[int, set[int]]()
         before = _left_in(names) if any(call.again for call in self._calls) else []
         for number, call in enumerate(self._calls):
             if call.again and before == _left_in(names):

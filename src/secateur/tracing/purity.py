@@ -12,13 +12,13 @@ import builtins
 import re
 import types
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
 from torch import Tensor, nn
 
-from secateur.tracing.stated import functions_of, is_users, own_name, parsed
+from secateur.state.leftovers import of_ours
+from secateur.tracing.stated import methods_of, named, named_function, own_name, parsed
 
 _LIBRARIES = frozenset(("torch", "math", "numpy", "einops"))  # whose functions compute, but for these
 _ACTS = re.compile(
@@ -36,17 +36,11 @@ _OF_LISTS = frozenset(("append", "extend", "get", "insert", "items", "keys", "po
 
 def computes_in(model: nn.Module, function: types.FunctionType, block: Sequence[ast.AST]) -> bool:
     """Whether part of a function does nothing but compute, whichever module it may be a method of."""
-    name = function.__name__
-    owner = next(
-        (m for m in model.modules() if getattr(getattr(type(m), name, None), "__code__", None) is function.__code__),
-        None,
-    )
-    methods = (
-        {}
-        if owner is None
-        else {f.__name__: f for base in type(owner).__mro__[::-1] if is_users(base) for f in functions_of(base)}
-    )
-    return Purity(owner if owner is not None else model, methods).harmless(function, block, own=owner is not None)
+    kinds = {type(module): module for module in model.modules()}
+    owner = next((module for kind, module in kinds.items() if function in methods_of(kind).values()), None)
+    purity = Purity(model, {}) if owner is None else Purity(owner, methods_of(type(owner)))
+    does_more = (isinstance(node, ast.Import | ast.ImportFrom) for part in block for node in ast.walk(part))
+    return not any(does_more) and purity.harmless(function, block, own=owner is not None)
 
 
 @dataclass
@@ -75,12 +69,12 @@ class Purity:
         tree = parsed(function)
         if tree is None:
             return False
-        me, known = tree.args.args[0].arg if own else "", _known(function)
+        me = tree.args.args[0].arg if own else ""
         calls = (node.func for part in block for node in ast.walk(part) if isinstance(node, ast.Call))
-        layers = self._layers_in_turn(tree, me, known) if own else set[str]()
-        return all(ast.unparse(c) in layers or self._harmless(c, me, known) for c in calls)
+        layers = self._layers_in_turn(tree, me, function) if own else set[str]()
+        return all(ast.unparse(c) in layers or self._harmless(c, me, function) for c in calls)
 
-    def _layers_in_turn(self, tree: ast.AST, me: str, known: Mapping[str, Any]) -> set[str]:
+    def _layers_in_turn(self, tree: ast.AST, me: str, function: types.FunctionType) -> set[str]:
         """The variables of loops that go through layers: `for layer in (self.a, self.b)`."""
         found = set[str]()
         for node in ast.walk(tree):
@@ -88,27 +82,37 @@ class Purity:
                 inside = [*ast.walk(node.iter)]
                 own = [each for each in inside if own_name(each, me)]
                 others = (e.id for e in inside if isinstance(e, ast.Name) and e.id not in _PURE)
-                if own and all(self._is_layer(each, me) for each in own) and known.keys().isdisjoint(others):
+                if (
+                    own
+                    and all(self._is_layer(each, me) for each in own)
+                    and all(named(function, other) is None for other in others)
+                ):
                     found |= {each.id for each in ast.walk(node.target) if isinstance(each, ast.Name)}
         return found
 
-    def _harmless(self, called: ast.expr, me: str, known: Mapping[str, Any]) -> bool:
+    def _harmless(self, called: ast.expr, me: str, function: types.FunctionType) -> bool:
         if isinstance(called, ast.Subscript):  # self.layers[0](x)
             return self._is_layer(called.value, me)
+        found = named_function(called, function, me, type(self.module) if me else object)
         if isinstance(called, ast.Name):
-            named = known.get(called.id)
             raised = isinstance(getattr(builtins, called.id, None), type) and called.id.endswith("Error")
-            return called.id in _PURE or raised or _computes(named, called.id) or self._does(named, own=False)
+            return called.id in _PURE or raised or _computes(named(function, called.id), called.id) or self._user(found)
         if not isinstance(called, ast.Attribute) or _ACTS.fullmatch(called.attr):
             return False
         text = ast.unparse(called)
-        if (root := text.partition(".")[0]) in known:  # torch.cat, F.relu
-            return _computes(known[root], text)
-        if isinstance(called.value, ast.Name) and called.value.id == me and called.attr in self.methods:
-            return self.computes(called.attr)
+        if (root := named(function, text.partition(".")[0])) is not None:  # torch.cat, F.relu
+            return _computes(root, text) or self._user(found)
         if isinstance(called.value, ast.Name) and called.attr in _OF_LISTS:
             return True
-        return self._is_layer(called, me) or hasattr(Tensor, called.attr)
+        if isinstance(called.value, ast.Name) and called.value.id == me and called.attr in self.methods:
+            return self.computes(called.attr)
+        return self._user(found) or self._is_layer(called, me) or hasattr(Tensor, called.attr)
+
+    def _user(self, function: types.FunctionType | None) -> bool:
+        """The same of a function that some code calls; a method of the module's has it as its first argument."""
+        if function is None or of_ours(function.__module__):
+            return False
+        return self._does(function, own=function in self.methods.values())
 
     def _is_layer(self, node: ast.AST, me: str) -> bool:
         owner, _, path = ast.unparse(node).partition(".")
@@ -116,15 +120,6 @@ class Purity:
             return owner == me and bool(path) and isinstance(self.module.get_submodule(path), nn.Module)
         except AttributeError:
             return False
-
-
-def _known(function: types.FunctionType) -> dict[str, Any]:
-    """What the names of a function stand for that are not its own."""
-    known = dict(function.__globals__)
-    for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=False):
-        with suppress(ValueError):  # nothing yet
-            known[name] = cell.cell_contents
-    return known
 
 
 def _computes(thing: object, text: str) -> bool:

@@ -13,34 +13,30 @@ branch that returns, and in the methods and functions that these call.
 from __future__ import annotations
 
 import ast
-import dis
 import inspect
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
-from types import CodeType, FunctionType
+from types import FunctionType, ModuleType
 from typing import Any
 
 from secateur.state.held import Key
-from secateur.tracing.stated import assigned, functions_of, is_torchs, is_users, own_name, parsed, words
+from secateur.tracing.shaping import may_shape_itself, shapes_itself
+from secateur.tracing.stated import (
+    assigned,
+    functions_of,
+    is_torchs,
+    is_users,
+    named,
+    named_function,
+    own_name,
+    parsed,
+    words,
+)
 from secateur.tracing.ways import Decisions, span, ways
 
 _MOST_READ = 1024  # methods whose questions, once found, are remembered
 _DEEPEST = 3  # functions that one calls, and these call
-_SHAPING = frozenset(
-    (
-        *("chunk", "expand", "flip", "fold", "narrow", "pixel_shuffle", "rearrange", "reduce", "repeat", "reshape"),
-        *("roll", "split", "tensor_split", "unflatten", "unfold", "view"),
-    )
-)
-_OF_TEXT = frozenset(("expand", "reduce", "repeat", "split"))  # names that other things than tensors have, too
-_MAKING = frozenset(
-    (
-        *("arange", "empty", "eye", "full", "linspace", "new_full", "new_ones", "new_tensor", "new_zeros", "ones"),
-        *("rand", "randn", "randperm", "tensor", "zeros"),
-    )
-)
-_SLICING = frozenset(dis.opmap[name] for name in ("BUILD_SLICE", "BINARY_SLICE", "STORE_SLICE") if name in dis.opmap)
 _ENDS = (ast.Return, ast.Raise, ast.Continue, ast.Break)
 _PLACED = (ast.stmt, ast.expr)  # parts of the source that know where they are
 
@@ -174,11 +170,7 @@ class _Reader:
     def shape(self, code: Iterable[ast.AST], surely: bool = False, depth: int = _DEEPEST) -> bool:
         """Whether code takes tensors apart, or gives them shapes; `surely`: whatever runs there, it meets a tensor."""
         for each in (inner for part in code for inner in ast.walk(part)):
-            if isinstance(each, ast.Subscript if surely else ast.Slice) and _apart(each):
-                return True
-            if isinstance(each, ast.Call) and _gives_shape(each, surely):
-                return True
-            if surely and isinstance(each, ast.Compare) and _states_size(each):
+            if shapes_itself(each, surely):
                 return True
             called = self._called(each) if depth else None
             if called is not None and shapes(called, self._kind, surely, depth - 1):
@@ -189,7 +181,7 @@ class _Reader:
         """The method of its own, or the function of the user's, that some code names."""
         if isinstance(node, ast.Constant) and isinstance(node.value, FunctionType):
             return node.value
-        return _named(own_name(node, self._me), getattr(node, "id", ""), self._function, self._kind)
+        return _of_the_user(named_function(node, self._function, self._me, self._kind), self._kind)
 
     # what is asked ----------------------------------------------------------------------------------------------
 
@@ -231,10 +223,14 @@ class _Reader:
 
 
 def _named(own: str, name: str, function: FunctionType, kind: type) -> FunctionType | None:
-    found = getattr(kind, own, None) if own else function.__globals__.get(name)
+    found = getattr(kind, own, None) if own else named(function, name)
     found = inspect.unwrap(found) if isinstance(found, FunctionType) else None
+    return None if found is function else _of_the_user(found, kind)
+
+
+def _of_the_user(found: Any, kind: type) -> FunctionType | None:
     theirs = not isinstance(found, FunctionType) or not _followed(kind) or "site-packages" in found.__code__.co_filename
-    return None if theirs or found is function else found
+    return None if theirs else found
 
 
 def _tabled(item: object) -> dict[Any, FunctionType]:
@@ -326,7 +322,7 @@ def shapes(function: FunctionType, kind: type, surely: bool = False, depth: int 
 @lru_cache(_MOST_READ)
 def may_shape(function: FunctionType, kind: type, depth: int = _DEEPEST) -> bool:
     """What tells, without the source, that a method does not take tensors apart."""
-    if _may_shape(function.__code__):
+    if may_shape_itself(function.__code__):
         return True
     names = words(function.__code__) if depth and _followed(kind) else frozenset[str]()
     own = {*names, *dir(kind)} if "getattr" in names else names
@@ -334,47 +330,11 @@ def may_shape(function: FunctionType, kind: type, depth: int = _DEEPEST) -> bool
         *(_named(name, "", function, kind) for name in own),
         *(_named("", name, function, kind) for name in names),
     )
+    modules = (each for each in (named(function, name) for name in names) if isinstance(each, ModuleType))
+    called += (*(_of_the_user(vars(each).get(name), kind) for each in modules for name in names),)
     known = (*(vars(kind).get(name) for name in names), *(function.__globals__.get(name) for name in names))
     tabled = (one for item in known for one in _tabled(item).values()) if depth and _followed(kind) else ()
     return any(one is not None and may_shape(one, kind, depth - 1) for one in (*called, *tabled))
-
-
-def _may_shape(code: CodeType) -> bool:
-    inner = (one for one in code.co_consts if isinstance(one, CodeType))
-    sliced = not _SLICING.isdisjoint(code.co_code[::2]) or any(type(one) is slice for one in code.co_consts)
-    return sliced or not (_SHAPING | _MAKING).isdisjoint(words(code)) or any(map(_may_shape, inner))
-
-
-def _apart(node: ast.AST) -> bool:
-    """Whether a slice, or one among several indices, begins or ends more than a step from either end."""
-    if isinstance(node, ast.Subscript):
-        indices = node.slice.elts if isinstance(node.slice, ast.Tuple) else []
-        return any(isinstance(each, ast.Slice) and _apart(each) for each in indices)
-    return isinstance(node, ast.Slice) and any(map(_far, (node.lower, node.upper, node.step)))
-
-
-def _far(bound: ast.expr | None) -> bool:
-    text = ast.unparse(bound) if bound is not None else "0"
-    return text not in ("0", "1", "-1")
-
-
-def _gives_shape(call: ast.Call, surely: bool) -> bool:
-    """Whether a call takes a tensor apart, gives it a shape, or makes one whose size is written there."""
-    name = getattr(call.func, "attr", getattr(call.func, "id", ""))
-    if name in _MAKING:
-        parts = [part for given in call.args for part in ast.walk(given)]
-        return any(isinstance(p, ast.List) or (isinstance(p, ast.Constant) and _several(p.value)) for p in parts)
-    return name in (_SHAPING - _OF_TEXT if surely else _SHAPING)
-
-
-def _states_size(test: ast.Compare) -> bool:
-    """Whether a size is compared with a number that is written there."""
-    sizes = any(".shape[" in text or ".size(" in text for text in map(ast.unparse, (test.left, *test.comparators)))
-    return sizes and any(isinstance(e, ast.Constant) and _several(e.value) for e in (test.left, *test.comparators))
-
-
-def _several(value: object) -> bool:
-    return type(value) is int and value > 1
 
 
 def asked(kind: type, idle: Collection[str]) -> Iterator[tuple[Question, FunctionType, bool]]:

@@ -31,7 +31,7 @@ from secateur.tracing.capture import Beside
 from secateur.tracing.examples import arguments, by_name
 from secateur.tracing.purity import Purity
 from secateur.tracing.questions import Question, asked, own_names, shapes
-from secateur.tracing.stated import coded, functions_of, is_users, parsed
+from secateur.tracing.stated import coded, is_users, methods_of, parsed
 
 _SOMETHING = "something else"
 _MOST = 4  # that are tried of each kind
@@ -184,7 +184,7 @@ def other_methods(model: nn.Module, idle: Collection[str] = ()) -> Iterator[Othe
         if is_users(type(module)):
             owners.setdefault(type(module), []).append(name)
     for kind, names in owners.items():
-        found = {f.__name__: f for base in kind.__mro__[::-1] if is_users(base) for f in functions_of(base)}
+        found = methods_of(kind)
         reached, module, idle_here = _reached(found), model.get_submodule(names[0]), _first_names(names, idle)
         for name in (name for name in found if name not in reached and not name.startswith("_")):
             tree = parsed(found[name])
@@ -261,26 +261,22 @@ def other_attributes(model: nn.Module, idle: Collection[str] = ()) -> list[Setti
 def other_choices(model: nn.Module) -> Iterator[Setting]:
     """Methods of its own that a module may hold in an attribute in the place of the one that is there."""
     for owner, module in model.named_modules():
-        held = (
-            [item for item in vars(module).items() if isinstance(item[1], MethodType)] if is_users(type(module)) else []
-        )
-        for key, method in held:
-            found = {f.__name__: f for base in type(module).__mro__[::-1] if is_users(base) for f in functions_of(base)}
-            if method.__self__ is module and found.get(method.__name__) is method.__func__:
-                code, reached = method.__code__, _reached({n: f for n, f in found.items() if n != "__init__"})
-                for name, function in found.items():
-                    alike = (
-                        function.__code__.co_varnames[: function.__code__.co_argcount]
-                        == code.co_varnames[: code.co_argcount]
-                    )
-                    if (
-                        alike
-                        and name not in reached
-                        and function is not method.__func__
-                        and shapes(function, _class(module))
-                    ):
-                        where = f"{Path(function.__code__.co_filename).name}:{function.__code__.co_firstlineno}"
-                        yield Setting({Place(owner, (key,)): MethodType(function, module)}, where)
+        for key, held in vars(module).items() if is_users(type(module)) else ():
+            if isinstance(held, MethodType) and held.__self__ is module:
+                for function in _in_its_place(type(module), held.__func__):
+                    where = f"{Path(function.__code__.co_filename).name}:{function.__code__.co_firstlineno}"
+                    yield Setting({Place(owner, (key,)): MethodType(function, module)}, where)
+
+
+def _in_its_place(kind: type[nn.Module], held: Any) -> Iterator[FunctionType]:
+    """The methods that forward does not call, take tensors apart, and take the same arguments as one that is held."""
+    found = methods_of(kind)
+    reached = _reached({name: function for name, function in found.items() if name != "__init__"})
+    taken = list(inspect.signature(held).parameters)
+    for name, function in found.items() if found.get(held.__name__) is held else ():
+        alike = function is not held and name not in reached and list(inspect.signature(function).parameters) == taken
+        if alike and shapes(function, kind):
+            yield function
 
 
 def _together(settings: Sequence[Setting]) -> Iterator[Setting]:

@@ -10,7 +10,7 @@ import sys
 from collections.abc import Callable, Collection, Iterable, Iterator
 from functools import lru_cache, partial
 from pathlib import Path
-from types import CodeType, FunctionType, MethodType
+from types import CodeType, FunctionType, MethodType, ModuleType
 from typing import Any
 
 from torch import nn
@@ -18,7 +18,7 @@ from torch import nn
 from secateur.state.leftovers import of_ours
 from secateur.tracing.forced import Forced
 from secateur.tracing.questions import Branch, branches
-from secateur.tracing.stated import coded, is_users, words
+from secateur.tracing.stated import coded, is_users, named, words
 
 _MOST_READ = 1024  # classes whose functions are remembered
 _INSTALLED = "site-packages"
@@ -71,23 +71,16 @@ def _named(items: Iterable[Any]) -> list[FunctionType]:
         function = todo.pop()
         if function not in found and _is_users(function):
             found[function] = None
-            known = function.__globals__
-            named = [known[name] for name in words(function.__code__) if name in known]
-            todo += (each for item in (*named, *_closed_over(function)) for each in _functions(item))
+            names = words(function.__code__)
+            known = [one for one in (named(function, name) for name in names) if one is not None]
+            inside = (vars(one).get(name) for one in known if isinstance(one, ModuleType | type) for name in names)
+            todo += (each for item in (*known, *inside) for each in _functions(item))
     return list(found)
 
 
 def _is_users(function: FunctionType) -> bool:
     home = (function.__module__ or "").partition(".")[0]
     return not (of_ours(home) or home in sys.stdlib_module_names or _INSTALLED in function.__code__.co_filename)
-
-
-def _closed_over(function: FunctionType) -> Iterator[Any]:
-    for cell in function.__closure__ or ():
-        try:
-            yield cell.cell_contents
-        except ValueError:  # nothing yet
-            continue
 
 
 def _functions(item: Any) -> Iterator[FunctionType]:

@@ -1,0 +1,166 @@
+"""Branches that no run has taken, taken by force: which they are, and that functions are as they were afterwards."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import secateur as sec
+from secateur.tracing.forced import Forced, forced
+from secateur.tracing.questions import branches
+
+X = torch.randn(2, 6)
+ASKED = {"now": False}
+
+
+class Two(nn.Module):
+    """Two layers, and what is between them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = nn.Linear(6, 8), nn.Linear(8, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.b(self.between(torch.relu(self.a(x))))
+
+    def between(self, h: Tensor) -> Tensor:
+        return h
+
+
+def whole(model: nn.Module) -> bool:
+    """Whether the first layer stays as it is."""
+    return "a.weight" not in {site.tensor for axis in sec.trace(model, X).axes for site in axis.sites}
+
+
+def paths(function: Any, kind: type = object) -> dict[str, Forced]:
+    return {branch.test: Forced(function, branch) for branch in branches(function, kind)}
+
+
+def steps(x: Tensor, often: bool) -> list[str]:
+    """A function that says which way it went."""
+    went = []
+    while x.shape[0] > 99:
+        went.append("loop")
+        x = x.reshape(-1)[:1]
+    if often:
+        went.append("often")
+        x = x[:1].reshape(1, -1)
+    elif len(x) > 99:
+        went.append("long")
+        x = torch.cat([x.reshape(-1)[:1], x.reshape(-1)[:1]]) if x.sum() > 1e9 else x.reshape(-1)
+    if not often:
+        return went
+    return [*went, "after", *(["chosen"] if x.reshape(1, -1).shape[1] > 99 else [])]
+
+
+def test_each_branch_is_come_to_and_loops_end() -> None:
+    found = paths(steps)
+    code = steps.__code__
+    for test, went in {
+        "if x.shape[0] > 99": ["loop"],
+        "if often": ["often"],
+        "if len(x) > 99": ["long"],
+        "if x.sum() > 1000000000.0": ["long"],
+        "unless not often": ["after"],
+    }.items():
+        with forced([found[test]]) as taken:
+            assert steps(X, False) == went
+        assert taken == {found[test]}
+    assert steps.__code__ is code
+    assert steps(X, False) == []
+
+
+def test_branches_that_exclude_each_other_do_not_fit_into_one_run() -> None:
+    found = paths(steps)
+    assert found["if often"].fits([found["if x.shape[0] > 99"]])
+    assert not found["if often"].fits([found["if len(x) > 99"]])
+
+
+def test_what_is_not_come_to_is_not_taken() -> None:
+    found = paths(steps)
+    with forced([found["if len(x) > 99"]]) as taken:
+        pass
+    assert not taken
+
+
+def test_other_threads_go_their_own_way() -> None:
+    went = []
+    with forced([paths(steps)["if often"]]):
+        thread = threading.Thread(target=lambda: went.append(steps(X, False)))
+        thread.start()
+        thread.join()
+        assert steps(X, False) == ["often"]
+    assert went == [[]]
+
+
+def test_a_function_is_as_it_was_if_the_run_fails() -> None:
+    code = steps.__code__
+    with pytest.raises(ZeroDivisionError), forced([paths(steps)["if often"]]):
+        raise ZeroDivisionError
+    assert steps.__code__ is code
+
+
+def test_what_calls_itself_ends() -> None:
+    class Again(Two):
+        def between(self, h: Tensor) -> Tensor:
+            if ASKED["now"]:
+                return torch.cat([self.between(h[:, 4:]), h[:, :4]], 1)
+            return h
+
+    assert whole(Again())
+    assert not sec.trace(Again(), X).unseen
+
+
+def test_closures_private_names_and_the_class_before_are_what_they_were() -> None:
+    turns = [4]
+
+    def turned(h: Tensor) -> Tensor:
+        return h.roll(turns[0], 1) if ASKED["now"] else h
+
+    class Closed(Two):
+        def __init__(self) -> None:
+            super().__init__()
+            self.__turn = turned
+
+        def between(self, h: Tensor) -> Tensor:
+            return super().between(self.__turn(h))
+
+    class Private(Two):
+        def between(self, h: Tensor) -> Tensor:
+            return Private.__halves(super().between(h)) if ASKED["now"] else h
+
+        @staticmethod
+        def __halves(h: Tensor) -> Tensor:
+            return torch.cat([h[:, 4:], h[:, :4]], 1)
+
+    assert whole(Closed())
+    assert whole(Private())
+
+
+def test_one_that_may_do_more_than_compute_is_told_and_not_taken(tmp_path: Path) -> None:
+    class Writes(Two):
+        def between(self, h: Tensor) -> Tensor:
+            if ASKED["now"]:
+                torch.save(h[:, :4], tmp_path / "h.pt")
+            return torch.relu(h)
+
+    graph = sec.trace(Writes(), X)
+    assert not list(tmp_path.iterdir())
+    assert [one.what for one in graph.unseen] == ["what the code does if ASKED['now']"]
+
+
+def test_one_that_these_weights_do_not_fit_keeps_nothing_whole() -> None:
+    class Gated(Two):
+        def between(self, h: Tensor) -> Tensor:
+            if ASKED["now"]:
+                first, second = h.chunk(2, 1)
+                h = first * second
+            return torch.relu(h)
+
+    assert not whole(Gated())
+    assert [one.what for one in sec.trace(Gated(), X).unseen] == ["what the code does if ASKED['now']"]
