@@ -12,6 +12,7 @@ import functools
 import itertools
 import logging
 import os
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
@@ -38,6 +39,13 @@ class OfAModule(Asking):
 
     def mixed(self, h: Tensor) -> Tensor:
         return turned(h) if FLAGS["turn"] else h
+
+
+class Mixed(Asking):
+    """That makes of features what all of them are needed for."""
+
+    def mixed(self, h: Tensor) -> Tensor:
+        return h.softmax(1) if FLAGS["turn"] else h
 
 
 class OfAVariable(Asking):
@@ -435,6 +443,12 @@ def chosen(model: Bound, x: Tensor) -> Tensor:
         model.choose("same")
 
 
+def traced(model: nn.Module, x: Tensor) -> Tensor:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # that newer ways are there
+        return torch.jit.trace(model, x, check_trace=False)(x)
+
+
 def private(model: Private, x: Tensor) -> Tensor:
     model.turn(True)
     try:
@@ -455,6 +469,7 @@ def in_dict(_model: nn.Module) -> AbstractContextManager[Any]:
 
 CASES = (
     Case("a flag in a module's dict", OfAModule, under(in_dict)),
+    Case("mixed by a flag", Mixed, under(in_dict)),
     Case("a variable of a module", OfAVariable, under(variable)),
     Case("asked by a function", ByAFunction, under(in_dict)),
     Case("inside of a context", Stacked, under(stacked)),
@@ -469,7 +484,7 @@ CASES = (
     Case(
         "while torch.jit traces",
         Traced,
-        lambda: [*rows(), Do(lambda m, x: torch.jit.trace(m, x, check_trace=False)(x), floats(2, 4))],
+        lambda: [*rows(), Do(traced, floats(2, 4))],
     ),
     Case(
         "asked in four ways",

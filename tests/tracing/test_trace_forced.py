@@ -154,6 +154,72 @@ def test_one_that_may_do_more_than_compute_is_told_and_not_taken(tmp_path: Path)
     assert [one.what for one in graph.unseen] == ["what the code does if ASKED['now']"]
 
 
+def test_nor_is_what_is_within_one_that_may_do_more(tmp_path: Path) -> None:
+    class Writes(Two):
+        def between(self, h: Tensor) -> Tensor:
+            if ASKED["now"]:
+                torch.save(h, tmp_path / "h.pt")
+                if h.shape[0] == 77:
+                    h = torch.cat([h[:, 4:], h[:, :4]], 1)
+            return torch.relu(h)
+
+    sec.trace(Writes(), X)
+    assert not list(tmp_path.iterdir())
+
+
+def after_an_error(_model: nn.Module, h: Tensor) -> Tensor:
+    try:
+        return torch.relu(h)
+    except (RuntimeError, TypeError):
+        return torch.relu(h).roll(4, 1)
+
+
+def by_a_case(_model: nn.Module, h: Tensor) -> Tensor:
+    match ASKED:
+        case {"now": True}:
+            h = h.view(-1, 2, 4).flip(1).flatten(1)
+    return h
+
+
+def by_and(_model: nn.Module, h: Tensor) -> Tensor:
+    other = ASKED["now"] and torch.cat([h[:, 4:], h[:, :4]], 1)
+    return h if other is False else other
+
+
+def in_a_loop(_model: nn.Module, h: Tensor) -> Tensor:
+    for _ in range(int(ASKED["now"])):
+        h = torch.cat([h[:, 4:], h[:, :4]], 1)
+    return h
+
+
+@pytest.mark.parametrize("how", [after_an_error, by_a_case, by_and, in_a_loop])
+def test_other_ways_to_a_branch(how: Any) -> None:
+    class Ways(Two):
+        between = how
+
+    assert whole(Ways())
+
+
+def test_a_number_that_is_picked_is_seen_both_ways() -> None:
+    class Picks(Two):
+        def between(self, h: Tensor) -> Tensor:
+            by = 4 if ASKED["now"] else 0
+            return h.roll(by, 1)
+
+    assert whole(Picks())
+
+
+def test_a_branch_of_a_method_beside_forward_is_taken_too() -> None:
+    class Embeds(Two):
+        def embed(self, x: Tensor, turn: bool = False) -> Tensor:
+            h = torch.relu(self.a(x))
+            if turn:
+                h = torch.cat([h[:, 4:], h[:, :4]], 1)
+            return self.b(h)
+
+    assert whole(Embeds())
+
+
 def test_one_that_these_weights_do_not_fit_keeps_nothing_whole() -> None:
     class Gated(Two):
         def between(self, h: Tensor) -> Tensor:

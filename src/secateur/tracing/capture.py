@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from itertools import count, cycle, islice
-from types import MethodType
+from types import FunctionType, MethodType
 from typing import Any
 
 import torch
@@ -189,7 +189,7 @@ class _Recorded:
         return self._capture
 
     def _run(self, model: nn.Module) -> None:
-        watched = {id(function.__code__): function.__code__ for function in branching(model)}
+        watched = {id(function.__code__): function.__code__ for function in self._branching(model)}
         reached = dict[int, set[int]]()
         names = {module: name for name, module in model.named_modules()}
         for module, name in names.items():
@@ -222,6 +222,11 @@ class _Recorded:
             self._capture.reached |= {place for code, at in reached.items() for place in places(watched[code], at)}
             self._outputs(model, output, call.asked)
         self._capture.rewritten |= {n for n, at in self._capture.places.items() if self._replaced(model, at)}
+
+    def _branching(self, model: nn.Module) -> Iterable[FunctionType]:
+        """The functions of which it is to be seen which branches are taken."""
+        beside = (branching(model, call.beside.method) for call in self._calls if call.beside is not None)
+        return (function for every in (branching(model), *beside) for function in every)
 
     def _call_beside(self, model: nn.Module, beside: Beside) -> None:
         """Let modules call another method: with those of forward's arguments that it takes by name, or in order."""

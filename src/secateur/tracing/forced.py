@@ -15,7 +15,7 @@ import ast
 import copy
 import sys
 import threading
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -47,16 +47,23 @@ class Forced:
 
 
 class _Outcome:
-    """Stands in code as `test in outcome`: what the test comes to where the code is forced; once, or a loop would go on
-    for ever."""
+    """Stands in code as `outcome[test]`: what the test comes to where the code is forced.
+
+    A `while` turns once, or it would go on for ever; a `for` that has nothing to go through, too.
+    """
 
     def __init__(self, outcome: bool) -> None:
-        self._outcome = outcome
-        self.loops = self.asked = False
+        self._outcome: Any = outcome
+        self.loop: type[ast.AST] | None = None
+        self.asked = False
 
-    def __contains__(self, value: object) -> bool:
-        if not _forcing.get() or (self.loops and self.asked) or _within_itself(sys._getframe(1)):
-            return bool(value)
+    def __getitem__(self, value: Any) -> Any:
+        if not _forcing.get() or (self.loop is ast.While and self.asked) or _within_itself(sys._getframe(1)):
+            return value
+        if self.loop is ast.For:
+            if not isinstance(value, Sized) or len(value):
+                return value
+            self._outcome = (0,) if isinstance(value, range) else (1,)
         self.asked = True
         return self._outcome
 
@@ -102,19 +109,42 @@ def _decided(function: FunctionType, decisions: Mapping[Span, _Outcome]) -> Code
     if tree is None:
         return None
     outcomes = dict[str, _Outcome]()
+
+    def put(test: ast.expr, where: Span, loop: type[ast.AST] | None = None) -> ast.expr:
+        if where not in decisions:
+            return test
+        mark = f"{_MARK}{len(outcomes)}"
+        outcomes[mark] = decisions[where]
+        outcomes[mark].loop = loop
+        return ast.copy_location(ast.Subscript(ast.Constant(mark), test, ast.Load()), test)
+
     for node in ast.walk(tree):
-        if isinstance(node, ast.If | ast.IfExp | ast.While) and span(node.test) in decisions:
-            mark = f"{_MARK}{len(outcomes)}"
-            outcomes[mark] = decisions[span(node.test)]
-            outcomes[mark].loops = isinstance(node, ast.While)
-            test = ast.Compare(node.test, [ast.In()], [ast.Constant(mark)])
-            node.test = ast.copy_location(test, node.test)
+        _put(node, put, decisions)
     ast.increment_lineno(tree, old.co_firstlineno - 1)
     for made in _codes(_compiled(tree, function)):
         same = made.co_name == old.co_name and made.co_firstlineno == old.co_firstlineno
         if same and made.co_freevars == old.co_freevars:
             return _with_outcomes(made, outcomes)
     return None
+
+
+def _put(node: ast.AST, put: Callable[..., ast.expr], decisions: Mapping[Span, _Outcome]) -> None:
+    """Let outcomes decide about the branches of a part of some code."""
+    if isinstance(node, ast.If | ast.IfExp | ast.While):
+        node.test = put(node.test, span(node.test), type(node))
+    elif isinstance(node, ast.BoolOp):
+        node.values[0] = put(node.values[0], span(node.values[0]))
+    elif isinstance(node, ast.For):
+        node.iter = put(node.iter, span(node.iter), ast.For)
+    elif isinstance(node, ast.Try):
+        for each in [each for each in node.handlers if span(each) in decisions]:
+            kind = each.type.elts[0] if isinstance(each.type, ast.Tuple) else each.type
+            error = ast.Raise(kind or ast.Name("Exception", ast.Load()), None)
+            node.body.insert(0, ast.If(put(ast.Constant(False), span(each)), [error], []))
+    elif isinstance(node, ast.Match):
+        for case in [case for case in node.cases if span(case.pattern) in decisions]:
+            always = ast.match_case(ast.MatchAs(None, None), put(ast.Constant(False), span(case.pattern)), case.body)
+            node.cases.insert(0, always)
 
 
 def _compiled(tree: ast.FunctionDef, function: FunctionType) -> CodeType:
@@ -128,8 +158,8 @@ def _compiled(tree: ast.FunctionDef, function: FunctionType) -> CodeType:
     )  # for whom the name stays what it is
     around = ast.FunctionDef("around", ast.arguments([], names, None, [], [], None, []), [*outside, kind], [])
     for node in (around, kind):
-        if "type_params" in node._fields:
-            node.type_params = []
+        if "type_params" in node._fields:  # from Python 3.12 on
+            setattr(node, "type_params", [])  # noqa: B010
     module = ast.fix_missing_locations(ast.Module([around], []))
     return compile(module, function.__code__.co_filename, "exec", dont_inherit=True)
 

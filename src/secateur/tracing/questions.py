@@ -21,7 +21,7 @@ from types import FunctionType, ModuleType
 from typing import Any
 
 from secateur.state.held import Key
-from secateur.tracing.shaping import may_shape_itself, shapes_itself
+from secateur.tracing.shaping import MIXING, may_shape_itself, picking, shapes_itself, touches
 from secateur.tracing.stated import (
     assigned,
     functions_of,
@@ -77,9 +77,17 @@ def questions(function: FunctionType, kind: type) -> tuple[Question, ...]:
 @lru_cache(_MOST_READ)
 def branches(function: FunctionType, kind: type) -> tuple[Branch, ...]:
     """Branches of a method that take tensors apart or give them shapes, by numbers that the code writes."""
-    may = may_shape(function, kind) or not words(function.__code__).isdisjoint(("shape", "size"))
+    may = may_shape(function, kind) or not words(function.__code__).isdisjoint(("shape", "size", *MIXING))
     tree = parsed(function) if may else None
     return () if tree is None else tuple(_Reader(function, kind, tree).branches())
+
+
+class _Written(ast.expr):
+    """Stands for a function as if it were written there."""
+
+    def __init__(self, function: FunctionType) -> None:
+        super().__init__()
+        self.function = function
 
 
 class _Reader:
@@ -103,14 +111,16 @@ class _Reader:
         source = inspect.getsource(self._function.__code__)
         shift = len(source) - len(source.lstrip()), self._function.__code__.co_firstlineno - 1
         tests = {span(each): each for each in ast.walk(self._tree) if isinstance(each, ast.expr)}
+        picks = picking(self._tree)
         for way in ways(self._tree):
             first, last = way.block[0], way.block[-1]
             surely = self.shape(way.block, surely=True)
-            if isinstance(first, _PLACED) and isinstance(last, _PLACED) and (surely or self.shape(way.block)):
+            told = surely or self.shape(way.block) or picks(way.block) or touches(way.block)
+            if isinstance(first, _PLACED) and isinstance(last, _PLACED) and told:
                 begin = first.lineno + shift[1], first.col_offset + shift[0]
                 end = (last.end_lineno or 0) + shift[1], (last.end_col_offset or 0) + shift[0]
-                asked = tuple(tests[place] for place, _ in way.decisions)
-                own, where = all(map(self._own, asked)), (begin, end)
+                asked = tuple(tests[place] for place, _ in way.decisions if place in tests)
+                own, where = len(asked) == len(way.decisions) and all(map(self._own, asked)), (begin, end)
                 yield Branch(way.test, begin[0], where, way.decisions, asked, own, surely, (*way.block,))
 
     def _own(self, test: ast.expr) -> bool:
@@ -138,12 +148,14 @@ class _Reader:
             elif isinstance(node, ast.For) and isinstance(node.iter, ast.Call) and len(node.iter.args) == 1:
                 if ast.unparse(node.iter.func) == "range":
                     yield node.lineno, [node.iter.args[0]], [*node.body]
-            elif isinstance(node, ast.Subscript) and isinstance(node.value, ast.Dict):
-                keys = [_equals(node.slice, key) for key in node.value.keys if key is not None]
-                yield node.lineno, keys, [*node.value.values]
-            elif isinstance(node, ast.Subscript) and (table := self._table(node.value)):
-                keys = [_equals(node.slice, ast.Constant(key)) for key in table]
-                yield node.lineno, keys, [ast.Constant(function) for function in table.values()]  # as if written there
+            elif (looked := _looked_up(node)) is not None:
+                table, key = looked
+                written = table if isinstance(table, ast.Dict) else None
+                held = {} if written is not None else self._table(table)
+                keys = [each for each in written.keys if each is not None] if written is not None else []
+                keys += [ast.Constant(each) for each in held]
+                values: list[ast.AST] = [*written.values] if written is not None else [*map(_Written, held.values())]
+                yield node.lineno, [_equals(key, each) for each in keys], values
             elif isinstance(node, ast.Call) and ast.unparse(node.func) == "getattr" and len(node.args) > 1:
                 yield node.lineno, *self._by_name(*node.args[:2])
 
@@ -179,8 +191,8 @@ class _Reader:
 
     def _called(self, node: ast.AST) -> FunctionType | None:
         """The method of its own, or the function of the user's, that some code names."""
-        if isinstance(node, ast.Constant) and isinstance(node.value, FunctionType):
-            return node.value
+        if isinstance(node, _Written):
+            return node.function
         return _of_the_user(named_function(node, self._function, self._me, self._kind), self._kind)
 
     # what is asked ----------------------------------------------------------------------------------------------
@@ -262,6 +274,16 @@ def _way(node: ast.expr, me: str, names: Mapping[str, tuple[Any, ...]]) -> tuple
         path, key = _way(node.value, me, names), constant.value
         return (*path, key if type(key) is int else Key(key)) if path else ()
     return ()
+
+
+def _looked_up(node: ast.AST) -> tuple[ast.expr, ast.expr] | None:
+    """Of `table[key]` and `table.get(key)` the table and the key."""
+    if isinstance(node, ast.Subscript):
+        return node.value, node.slice
+    got = isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "get"
+    if got and isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.args:
+        return node.func.value, node.args[0]
+    return None
 
 
 def _equals(asked: ast.expr, value: ast.expr) -> ast.expr:

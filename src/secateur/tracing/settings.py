@@ -263,12 +263,12 @@ def other_choices(model: nn.Module) -> Iterator[Setting]:
     for owner, module in model.named_modules():
         for key, held in vars(module).items() if is_users(type(module)) else ():
             if isinstance(held, MethodType) and held.__self__ is module:
-                for function in _in_its_place(type(module), held.__func__):
+                for function in _in_its_place(_class(module), held.__func__):
                     where = f"{Path(function.__code__.co_filename).name}:{function.__code__.co_firstlineno}"
                     yield Setting({Place(owner, (key,)): MethodType(function, module)}, where)
 
 
-def _in_its_place(kind: type[nn.Module], held: Any) -> Iterator[FunctionType]:
+def _in_its_place(kind: type, held: Any) -> Iterator[FunctionType]:
     """The methods that forward does not call, take tensors apart, and take the same arguments as one that is held."""
     found = methods_of(kind)
     reached = _reached({name: function for name, function in found.items() if name != "__init__"})

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import dis
+from collections.abc import Callable, Sequence
 from types import CodeType
 
 from secateur.tracing.stated import words
@@ -21,6 +22,23 @@ _MAKING = frozenset(
         *("rand", "randn", "randperm", "tensor", "zeros"),
     )
 )
+MIXING = frozenset(
+    (
+        *(
+            "argsort",
+            "cumprod",
+            "cumsum",
+            "kthvalue",
+            "layer_norm",
+            "log_softmax",
+            "logsumexp",
+            "mean",
+            "median",
+            "norm",
+        ),
+        *("normalize", "softmax", "sort", "std", "topk", "var"),
+    )
+)
 _SLICING = frozenset(dis.opmap[name] for name in ("BUILD_SLICE", "BINARY_SLICE", "STORE_SLICE") if name in dis.opmap)
 
 
@@ -31,6 +49,46 @@ def shapes_itself(node: ast.AST, surely: bool) -> bool:
     if isinstance(node, ast.Compare):
         return surely and _states_size(node)
     return isinstance(node, ast.Subscript if surely else ast.Slice) and _apart(node)
+
+
+def touches(block: Sequence[ast.AST]) -> bool:
+    """Whether some code mixes the positions of a dimension, or takes some of them out."""
+    for each in (inner for part in block for inner in ast.walk(part)):
+        if isinstance(each, ast.Call) and getattr(each.func, "attr", getattr(each.func, "id", "")) in MIXING:
+            return True
+        if isinstance(each, ast.Subscript) and isinstance(each.slice, ast.Tuple):
+            return True
+    return False
+
+
+def picking(tree: ast.AST) -> Callable[[Sequence[ast.AST]], bool]:
+    """Tells branches of a function that do nothing but pick what tensors are then taken apart by.
+
+    >>> picks = picking(ast.parse("n = 4 if long else 2; h = h.roll(n, 1 if long else 0); k = 3 if long else 1"))
+    >>> [picks([ast.parse(text).body[0]]) for text in ("n = 4", "k = 3")]
+    [True, False]
+    """
+    given = [part for node in ast.walk(tree) if shapes_itself(node, False) for part in _given(node)]
+    names = {each.id for part in given for each in ast.walk(part) if isinstance(each, ast.Name)}
+    values = [node.value for node in ast.walk(tree) if isinstance(node, ast.Assign) and _assigns(node, names)]
+    inside = {id(each) for part in (*given, *values) for each in ast.walk(part)}
+
+    def picks(block: Sequence[ast.AST]) -> bool:
+        plain = not any(isinstance(each, ast.Call | ast.Subscript) for part in block for each in ast.walk(part))
+        return plain and all(id(part) in inside or _assigns(part, names) for part in block)
+
+    return picks
+
+
+def _given(node: ast.AST) -> list[ast.expr]:
+    """What a call or a slice is given."""
+    if isinstance(node, ast.Call):
+        return [*node.args, *(keyword.value for keyword in node.keywords)]
+    return [each for each in ast.iter_child_nodes(node) if isinstance(each, ast.expr)]
+
+
+def _assigns(node: ast.AST, names: set[str]) -> bool:
+    return isinstance(node, ast.Assign) and all(isinstance(to, ast.Name) and to.id in names for to in node.targets)
 
 
 def may_shape_itself(code: CodeType) -> bool:
@@ -72,4 +130,4 @@ def _several(value: object) -> bool:
     return type(value) is int and value > 1
 
 
-__all__ = ["may_shape_itself", "shapes_itself"]
+__all__ = ["MIXING", "may_shape_itself", "picking", "shapes_itself", "touches"]

@@ -22,17 +22,21 @@ from secateur.tracing.stated import coded, is_users, named, words
 
 _MOST_READ = 1024  # classes whose functions are remembered
 _INSTALLED = "site-packages"
+_CALLED = ("forward", "__call__")
 
 Reached = tuple[str, int, int, int]  # a place in code: its file, the first line of its function, a line and a column
 Branching = dict[FunctionType, tuple[Branch, ...]]
 
 
-def branching(model: nn.Module) -> Branching:
-    """The functions of the user's that have such branches, of those that run with a model as far as names tell."""
+def branching(model: nn.Module, *roots: str) -> Branching:
+    """The functions of the user's that have such branches, of those that some methods call as far as names tell.
+
+    These are those of modules that have a name of the `roots`; by default what runs when a model is called.
+    """
     kinds = [kind for kind in coded(model) if is_users(kind)]
     found: dict[FunctionType, type] = {}
     for kind in kinds:
-        for function, owner in _of_class(kind):
+        for function, owner in _of_class(kind, roots or _CALLED):
             found.setdefault(function, owner)
     for module in model.modules() if kinds else ():
         held = [value for value in vars(module).values() if callable(value) and not isinstance(value, nn.Module)]
@@ -45,15 +49,16 @@ def branching(model: nn.Module) -> Branching:
 
 
 @lru_cache(_MOST_READ)
-def _of_class(kind: type) -> tuple[tuple[FunctionType, type], ...]:
-    """What forward calls by name, and what that calls: methods, with their class, and functions.
+def _of_class(kind: type, roots: tuple[str, ...]) -> tuple[tuple[FunctionType, type], ...]:
+    """What some methods call by name, and what that calls: methods, with their class, and functions.
 
     Of classes that are no modules, it may be any method.
     """
-    own = {
-        name: [*_functions(item)] for base in kind.__mro__[::-1] if is_users(base) for name, item in vars(base).items()
-    }
-    todo = ["forward"] if issubclass(kind, nn.Module) else [*own]
+    own: dict[str, list[FunctionType]] = {}
+    for base in filter(is_users, kind.__mro__):
+        for name, item in vars(base).items():
+            own.setdefault(name, []).extend(_functions(item))
+    todo = [*roots] if issubclass(kind, nn.Module) else [*own]
     methods: dict[FunctionType, None] = {}
     while todo:
         for function in own.pop(todo.pop(), ()):
@@ -73,9 +78,14 @@ def _named(items: Iterable[Any]) -> list[FunctionType]:
             found[function] = None
             names = words(function.__code__)
             known = [one for one in (named(function, name) for name in names) if one is not None]
-            inside = (vars(one).get(name) for one in known if isinstance(one, ModuleType | type) for name in names)
+            homes = (one for one in known if isinstance(one, ModuleType | type) and not of_ours(_home(one)))
+            inside = (vars(one).get(name) for one in homes for name in names)
             todo += (each for item in (*known, *inside) for each in _functions(item))
     return list(found)
+
+
+def _home(item: ModuleType | type) -> str:
+    return item.__name__ if isinstance(item, ModuleType) else item.__module__
 
 
 def _is_users(function: FunctionType) -> bool:
@@ -110,15 +120,27 @@ def places(code: CodeType, at: Iterable[int]) -> Iterator[Reached]:
             yield code.co_filename, code.co_firstlineno, line, column
 
 
-def untaken(every: Branching, reached: Collection[Reached]) -> Iterator[tuple[Forced, bool]]:
-    """The outermost of those branches that were not `reached`, and whether some of the code around them was."""
+def untaken(
+    every: Branching, reached: Collection[Reached], tried: Collection[Forced] = ()
+) -> Iterator[tuple[Forced, bool]]:
+    """The outermost of those branches that were not `reached`, and whether some of the code around them was.
+
+    What was `tried` is passed over, and so what is within it comes next.
+    """
     for function, own in every.items():
         home = function.__code__.co_filename, function.__code__.co_firstlineno
         ran = [place for place in reached if place[:2] == home]
-        left = [branch for branch in own if not any(_within(place, branch) for place in ran)]
-        for branch in left:
-            if not any(_inside(branch, other) for other in left):
-                yield Forced(function, branch), bool(ran)
+        left = [Forced(function, branch) for branch in own if not any(_within(place, branch) for place in ran)]
+        left = [one for one in left if one not in tried]
+        for one in left:
+            if not any(_inside(one.branch, other.branch) for other in left):
+                yield one, bool(ran)
+
+
+def within(every: Branching, one: Forced) -> list[Forced]:
+    """A branch, and those within it."""
+    inner = (branch for branch in every.get(one.function, ()) if _inside(branch, one.branch))
+    return [one, *(Forced(one.function, branch) for branch in inner)]
 
 
 def line_of_branch(one: Forced) -> str:
@@ -134,4 +156,4 @@ def _inside(branch: Branch, other: Branch) -> bool:
     return branch.span != other.span and other.span[0] <= branch.span[0] and branch.span[1] <= other.span[1]
 
 
-__all__ = ["Branching", "Reached", "branching", "line_of_branch", "places", "untaken"]
+__all__ = ["Branching", "Reached", "branching", "line_of_branch", "places", "untaken", "within"]

@@ -46,7 +46,7 @@ from secateur.tracing.settings import (
 )
 from secateur.tracing.standins import stand_ins
 from secateur.tracing.unreached import alike_beside, idle_modules
-from secateur.tracing.untaken import branching, line_of_branch, untaken
+from secateur.tracing.untaken import Branching, branching, line_of_branch, untaken, within
 
 _MOST_SWAPS = 4  # runs in which modules that were not reached change places with others
 _DATA = "DataDependent"  # how torch says that fake tensors have no values
@@ -90,6 +90,7 @@ class Variants:
         self.unseen: list[Unseen] = []
         self.both_ways: set[str] = set()  # lines whose decision was seen to come out either way
         self.accepted: list[Any] = []  # the example with other sizes, where the model takes such
+        self._beside: list[ModelCall] = []  # methods beside forward that ran
         self.shown: list[Any] = []  # the example with other choices of the caller's
 
     def add(self, example: Any) -> None:
@@ -127,8 +128,10 @@ class Variants:
             if not any(tried) and not setting.guessed:
                 self.unseen.append(Unseen(f"what the code does when {setting}", setting.where))
         for number, method in enumerate(other_methods(self._model, idle)):
-            calls = (ModelCall(example, asked=False, beside=way) for way in method.ways)
-            if number >= _MOST_METHODS or not any(map(self._chosen, calls)):
+            calls = [ModelCall(example, asked=False, beside=way) for way in method.ways if number < _MOST_METHODS]
+            taken = next(filter(self._chosen, calls), None)
+            self._beside += [taken] if taken is not None else []
+            if taken is None:
                 self.unseen.append(Unseen(f"what {method.name} does, which forward does not call", method.where))
 
     def _more(self, example: Any) -> None:
@@ -171,23 +174,31 @@ class Variants:
                 self.both_ways |= found.turned
 
     def _branches(self, example: Any) -> None:
-        """What is left of branches that take tensors apart is taken by force: together and, where that fails, each."""
+        """What is left of branches that take tensors apart, in what runs with forward and with methods beside it."""
         every, tried = branching(self._model), list[Forced]()
         left = [one for one, _ran in untaken(every, self._capture.reached)]
         if any(map(asks_for_dims, left)):
             for other in with_other_dims(example):
                 self._chosen(ModelCall(other, asked=False), "other dimensions")
             tried += filter(asks_for_dims, left)
+        self._force(ModelCall(example, asked=False), every, tried)
+        for call in self._beside:
+            own = branching(self._model, call.beside.method) if call.beside is not None else {}
+            self._force(call, {function: own[function] for function in own if function not in every}, tried)
+
+    def _force(self, call: ModelCall, every: Branching, tried: list[Forced]) -> None:
+        """Take branches that no run has taken: together and, where that fails, each."""
         for _ in range(_MOST_FORCED if every else 0):
             together = list[Forced]()
-            for one, _ran in untaken(every, self._capture.reached):
-                if one not in tried and one.fits(together) and computes_in(self._model, one.function, one.branch.block):
+            for one, _ran in untaken(every, self._capture.reached, tried):
+                if not computes_in(self._model, one.function, one.branch.block):
+                    tried += within(every, one)
+                elif one.fits(together):
                     together.append(one)
             if not together:
                 return
             tried += together
-            call = ModelCall(example, asked=False, forced=(*together,))
-            if not self._chosen(call) and len(together) > 1:
+            if not self._chosen(replace(call, forced=(*together,))) and len(together) > 1:
                 for one in together:
                     self._chosen(replace(call, forced=(one,)))
 

@@ -6,7 +6,8 @@
         h = self.turn(h) if rest else h
 
 `self.turn(h)` runs where the first test comes out false, the second true, and `rest` too. What follows a branch that
-returns is a branch of its own.
+returns is a branch of its own; so are the body of a loop, which may turn not once, what is done after an error, a case
+of a `match`, and what stands after `and` and `or`.
 """
 
 from __future__ import annotations
@@ -41,8 +42,8 @@ def ways(tree: ast.FunctionDef) -> Iterator[Way]:
     yield from _through(tree.body, ())
 
 
-def span(node: ast.expr) -> Span:
-    """Where an expression is."""
+def span(node: ast.expr | ast.pattern | ast.ExceptHandler) -> Span:
+    """Where something is."""
     return node.lineno, node.col_offset, node.end_lineno or 0, node.end_col_offset or 0
 
 
@@ -55,8 +56,31 @@ def _through(block: Sequence[ast.stmt], decided: Decisions) -> Iterator[Way]:
                 decided = (*decided, (span(each.test), ends[1]))
                 if at + 1 < len(block):
                     yield Way(_told(each.test, ends[1]), block[at + 1 :], decided)
+        elif isinstance(each, ast.For | ast.Try | ast.Match):
+            yield from _one_of_several(each, decided)
         else:
             yield from _inside(each, () if isinstance(each, _FUNCTIONS) else decided)
+
+
+def _one_of_several(node: ast.For | ast.Try | ast.Match, decided: Decisions) -> Iterator[Way]:
+    """The body of a loop, what is done after an error, the cases of a match; and what is within or beside them."""
+    several: list[tuple[str, Span, list[ast.stmt]]] = []
+    if isinstance(node, ast.For):
+        several = [(f"for {ast.unparse(node.target)} in {ast.unparse(node.iter)}", span(node.iter), node.body)]
+        yield from _inside(node.iter, decided)
+        yield from _through(node.orelse, decided)
+    elif isinstance(node, ast.Match):
+        yield from _inside(node.subject, decided)
+        about = ast.unparse(node.subject)
+        several = [(f"if {about} is {ast.unparse(c.pattern)}", span(c.pattern), c.body) for c in node.cases]
+    else:
+        yield from _through([*node.body, *node.orelse, *node.finalbody], decided)
+        errors = ((ast.unparse(each.type) if each.type else "an error", each) for each in node.handlers)
+        several = [(f"after {error}", span(each), each.body) for error, each in errors]
+    for told, where, body in several:
+        then = (*decided, (where, True))
+        yield Way(told, body, then)
+        yield from _through(body, then)
 
 
 def _either(node: ast.If | ast.While | ast.IfExp, decided: Decisions) -> Iterator[Way]:
@@ -78,6 +102,9 @@ def _inside(node: ast.AST, decided: Decisions) -> Iterator[Way]:
     if isinstance(node, ast.IfExp):
         yield from _either(node, decided)
         return
+    if isinstance(node, ast.BoolOp):
+        first, outcome = node.values[0], isinstance(node.op, ast.And)
+        yield Way(_told(first, outcome), node.values[1:], (*decided, (span(first), outcome)))
     for _, value in ast.iter_fields(node):
         parts = [each for each in (value if isinstance(value, list) else [value]) if isinstance(each, ast.AST)]
         statements = [each for each in parts if isinstance(each, ast.stmt)]
