@@ -105,6 +105,20 @@ def test_a_function_is_as_it_was_if_the_run_fails() -> None:
     assert steps.__code__ is code
 
 
+def test_a_loop_that_would_never_end_ends() -> None:
+    def endless(x: Tensor, done: bool) -> int:
+        turns = 0
+        while True:
+            turns += 1
+            if done:
+                break
+            x = torch.cat([x[:, 3:], x[:, :3]], 1)
+        return turns
+
+    with forced([paths(endless)["unless done"]]):
+        assert endless(torch.zeros(1, 4), True) > 1
+
+
 def test_what_calls_itself_ends() -> None:
     class Again(Two):
         def between(self, h: Tensor) -> Tensor:

@@ -30,6 +30,7 @@ from secateur.tracing.ways import Span, span
 _forcing: ContextVar[bool] = ContextVar("forcing", default=False)
 _lock = threading.RLock()
 _MARK = "\0secateur: "
+_MOST_TIMES = 1000  # that a test comes out as it is told to: a loop may never end otherwise
 
 
 @dataclass(frozen=True)
@@ -55,16 +56,22 @@ class _Outcome:
     def __init__(self, outcome: bool) -> None:
         self._outcome: Any = outcome
         self.loop: type[ast.AST] | None = None
-        self.asked = False
+        self._times = 0
+
+    @property
+    def asked(self) -> bool:
+        """Whether code came to it."""
+        return self._times > 0
 
     def __getitem__(self, value: Any) -> Any:
-        if not _forcing.get() or (self.loop is ast.While and self.asked) or _within_itself(sys._getframe(1)):
+        often = self._times == (1 if self.loop is ast.While else _MOST_TIMES)
+        if often or not _forcing.get() or _within_itself(sys._getframe(1)):
             return value
         if self.loop is ast.For:
             if not isinstance(value, Sized) or len(value):
                 return value
             self._outcome = (0,) if isinstance(value, range) else (1,)
-        self.asked = True
+        self._times += 1
         return self._outcome
 
 

@@ -2,9 +2,9 @@
 
 One run is one witness: a loop with one step, a branch that only long inputs take, code for training, a table that a
 second call finds too short are not seen in it. So the model is called again, with inputs of other sizes, twice in a
-row, in training mode, and with other settings; what data decides is decided the other way; modules that no run has
-reached take the place of others of their kind that were. A call that the model refuses shows nothing. What no run
-showed is said.
+row, in training mode, and with other settings; what data decides is decided the other way; branches that no run has
+taken are taken by force; modules that no run has reached take the place of others of their kind that were. A call that
+the model refuses shows nothing. What no run showed is said.
 """
 
 from __future__ import annotations
