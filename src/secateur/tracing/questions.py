@@ -114,14 +114,16 @@ class _Reader:
         picks = picking(self._tree)
         for way in ways(self._tree):
             first, last = way.block[0], way.block[-1]
+            if not isinstance(first, _PLACED) or not isinstance(last, _PLACED):
+                continue
+            asked = tuple(tests[place] for place, _ in way.decisions if place in tests)
+            own = len(asked) == len(way.decisions) and all(map(self._own, asked))
             surely = self.shape(way.block, surely=True)
-            told = surely or self.shape(way.block) or picks(way.block) or touches(way.block)
-            if isinstance(first, _PLACED) and isinstance(last, _PLACED) and told:
+            # A statistic that an attribute decides about is most often one that this model was made without.
+            if surely or self.shape(way.block) or picks(way.block) or touches(way.block, statistics=not own):
                 begin = first.lineno + shift[1], first.col_offset + shift[0]
                 end = (last.end_lineno or 0) + shift[1], (last.end_col_offset or 0) + shift[0]
-                asked = tuple(tests[place] for place, _ in way.decisions if place in tests)
-                own, where = len(asked) == len(way.decisions) and all(map(self._own, asked)), (begin, end)
-                yield Branch(way.test, begin[0], where, way.decisions, asked, own, surely, (*way.block,))
+                yield Branch(way.test, begin[0], (begin, end), way.decisions, asked, own, surely, (*way.block,))
 
     def _own(self, test: ast.expr) -> bool:
         """Whether a test is about the module's own attributes, and nothing else."""
@@ -149,13 +151,13 @@ class _Reader:
                 if ast.unparse(node.iter.func) == "range":
                     yield node.lineno, [node.iter.args[0]], [*node.body]
             elif (looked := _looked_up(node)) is not None:
-                table, key = looked
+                table, key, line = looked
                 written = table if isinstance(table, ast.Dict) else None
                 held = {} if written is not None else self._table(table)
                 keys = [each for each in written.keys if each is not None] if written is not None else []
                 keys += [ast.Constant(each) for each in held]
                 values: list[ast.AST] = [*written.values] if written is not None else [*map(_Written, held.values())]
-                yield node.lineno, [_equals(key, each) for each in keys], values
+                yield line, [_equals(key, each) for each in keys], values
             elif isinstance(node, ast.Call) and ast.unparse(node.func) == "getattr" and len(node.args) > 1:
                 yield node.lineno, *self._by_name(*node.args[:2])
 
@@ -276,13 +278,12 @@ def _way(node: ast.expr, me: str, names: Mapping[str, tuple[Any, ...]]) -> tuple
     return ()
 
 
-def _looked_up(node: ast.AST) -> tuple[ast.expr, ast.expr] | None:
-    """Of `table[key]` and `table.get(key)` the table and the key."""
+def _looked_up(node: ast.AST) -> tuple[ast.expr, ast.expr, int] | None:
+    """Of `table[key]` and `table.get(key)` the table and the key, and the line."""
     if isinstance(node, ast.Subscript):
-        return node.value, node.slice
-    got = isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "get"
-    if got and isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.args:
-        return node.func.value, node.args[0]
+        return node.value, node.slice, node.lineno
+    if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "get" and node.args:
+        return node.func.value, node.args[0], node.lineno
     return None
 
 

@@ -261,9 +261,10 @@ def other_attributes(model: nn.Module, idle: Collection[str] = ()) -> list[Setti
 def other_choices(model: nn.Module) -> Iterator[Setting]:
     """Methods of its own that a module may hold in an attribute in the place of the one that is there."""
     for owner, module in model.named_modules():
-        for key, held in vars(module).items() if is_users(type(module)) else ():
+        kind = _class(module)
+        for key, held in vars(module).items() if is_users(kind) else ():
             if isinstance(held, MethodType) and held.__self__ is module:
-                for function in _in_its_place(_class(module), held.__func__):
+                for function in _in_its_place(kind, held.__func__):
                     where = f"{Path(function.__code__.co_filename).name}:{function.__code__.co_firstlineno}"
                     yield Setting({Place(owner, (key,)): MethodType(function, module)}, where)
 

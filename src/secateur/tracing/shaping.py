@@ -22,23 +22,8 @@ _MAKING = frozenset(
         *("rand", "randn", "randperm", "tensor", "zeros"),
     )
 )
-MIXING = frozenset(
-    (
-        *(
-            "argsort",
-            "cumprod",
-            "cumsum",
-            "kthvalue",
-            "layer_norm",
-            "log_softmax",
-            "logsumexp",
-            "mean",
-            "median",
-            "norm",
-        ),
-        *("normalize", "softmax", "sort", "std", "topk", "var"),
-    )
-)
+_STATISTICS = frozenset(("layer_norm", "logsumexp", "mean", "median", "norm", "normalize", "std", "var"))
+MIXING = _STATISTICS | {"argsort", "cumprod", "cumsum", "kthvalue", "log_softmax", "softmax", "sort", "topk"}
 _SLICING = frozenset(dis.opmap[name] for name in ("BUILD_SLICE", "BINARY_SLICE", "STORE_SLICE") if name in dis.opmap)
 
 
@@ -51,10 +36,11 @@ def shapes_itself(node: ast.AST, surely: bool) -> bool:
     return isinstance(node, ast.Subscript if surely else ast.Slice) and _apart(node)
 
 
-def touches(block: Sequence[ast.AST]) -> bool:
-    """Whether some code mixes the positions of a dimension, or takes some of them out."""
+def touches(block: Sequence[ast.AST], statistics: bool) -> bool:
+    """Whether some code mixes the positions of a dimension, with `statistics` or without, or takes some of them out."""
+    mixing = MIXING if statistics else MIXING - _STATISTICS
     for each in (inner for part in block for inner in ast.walk(part)):
-        if isinstance(each, ast.Call) and getattr(each.func, "attr", getattr(each.func, "id", "")) in MIXING:
+        if isinstance(each, ast.Call) and getattr(each.func, "attr", getattr(each.func, "id", "")) in mixing:
             return True
         if isinstance(each, ast.Subscript) and isinstance(each.slice, ast.Tuple):
             return True
