@@ -172,7 +172,7 @@ def test_nor_is_what_is_within_one_that_may_do_more(tmp_path: Path) -> None:
     class Writes(Two):
         def between(self, h: Tensor) -> Tensor:
             if ASKED["now"]:
-                torch.save(h, tmp_path / "h.pt")
+                (tmp_path / "h.txt").write_text("here")
                 if h.shape[0] == 77:
                     h = torch.cat([h[:, 4:], h[:, :4]], 1)
             return torch.relu(h)
@@ -217,8 +217,10 @@ def test_other_ways_to_a_branch(how: Any) -> None:
 def test_a_number_that_is_picked_is_seen_both_ways() -> None:
     class Picks(Two):
         def between(self, h: Tensor) -> Tensor:
-            by = 4 if ASKED["now"] else 0
-            return h.roll(by, 1)
+            end = 4 if ASKED["now"] else None
+            h = h.clone()
+            h[:, :end].mul_(2)
+            return h
 
     assert whole(Picks())
 
