@@ -12,6 +12,7 @@ from beyond import (
     branching_models,
     copied_models,
     drawn_models,
+    forced_models,
     hidden_models,
     image_models,
     later_models,
@@ -32,7 +33,7 @@ KNOWN: dict[str, str] = {}
 FAMILIES = (
     image_models, sequence_models, recurrent_models, branching_models, sizes_as_numbers, shaped_models, sharing_models,
     special_models, hidden_models, later_models, settings_models, method_models,
-    copied_models, drawn_models, argument_models, asking_models,
+    copied_models, drawn_models, argument_models, asking_models, forced_models,
 )  # fmt: skip
 KEEPING = (  # these keep something when they run, and are also tried after they have
     "state kept on the module", "state in a buffer", "key-value cache on the module", "key-value cache that grows",

@@ -9,12 +9,14 @@ import contextlib
 import enum
 import types
 from collections import OrderedDict, defaultdict, deque
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+
+from secateur.compat import version
 
 ATOMS = frozenset({type(None), bool, str, float, bytes, complex, type, torch.dtype, torch.device, torch.Size})
 _SKIP = (
@@ -237,3 +239,18 @@ def _write(obj: Any, path: tuple[Any, ...], value: Any) -> Any:
         raise TypeError(f"{type(obj).__name__} cannot be written to")
     put(store, step, new)
     return obj
+
+
+def signature(modules: Iterable[nn.Module]) -> list[Any]:
+    """What tells whether a call has left something in a model: what its modules hold, and what that holds."""
+    seen: list[Any] = []
+    for module in modules:
+        for name, value in module.__dict__.items():
+            if type(value) in ATOMS or name == "training" or name.endswith("_hooks"):
+                continue
+            seen.append(id(value))
+            store = value if isinstance(value, dict | list | set | deque) else getattr(value, "__dict__", ())
+            if store:
+                inside = store.values() if isinstance(store, dict) else store
+                seen += [(id(each), version(each)) for each in inside]
+    return seen

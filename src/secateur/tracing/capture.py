@@ -8,11 +8,11 @@ a `Tracer`. Where a model needs values (a table that decides which way the code 
 
 import inspect
 import weakref
-from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
-from itertools import count
+from itertools import count, cycle, islice
+from types import FunctionType, MethodType
 from typing import Any
 
 import torch
@@ -26,7 +26,6 @@ from secateur.compat import (
     FakeTensor,
     FakeTensorMode,
     storage_id,
-    version,
     without_torch_function,
 )
 from secateur.errors import TraceError
@@ -34,22 +33,21 @@ from secateur.ops.value import Value, bind, forget, known, layouts_of
 from secateur.sizes.size import Attr, Expr, Size, plain
 from secateur.state.chances import same_chances
 from secateur.state.collector import collected_meanwhile
-from secateur.state.held import ATOMS, Place, every_module, read, write
+from secateur.state.held import Place, every_module, read, signature, write
 from secateur.state.twin import run_apart
 from secateur.tracing.environment import gradients, laid_open
 from secateur.tracing.examples import arguments, device_of, handed_out, mapped, tensors_in
 from secateur.tracing.fakes import fake_of
+from secateur.tracing.forced import Forced, forced
 from secateur.tracing.recorders import FunctionRecorder, OpRecorder
 from secateur.tracing.rehearsal import Numbers
 from secateur.tracing.standins import watching
-from secateur.tracing.stated import coded
 from secateur.tracing.tracer import Tracer
-from secateur.tracing.untaken import watched_codes
+from secateur.tracing.untaken import Reached, branching, places
 from secateur.tracing.widths import told_widths
 
 # Layers whose own code does not read these attributes: torch's others compare or compute with them.
 _PLAIN = (nn.Linear, Convolution, BatchNorm, nn.Embedding)
-_STORES = (dict, list, set, deque)
 
 OUTPUT = Boundary("a dimension of the model's output")
 Swaps = Sequence[tuple[str, str]]  # names of modules that change places
@@ -92,6 +90,7 @@ class ModelCall:
     added: str = ""  # an argument that the user's example leaves out
     watched: tuple[str, ...] = ()  # variables of forward that are looked at when it returns
     beside: Beside | None = None
+    forced: tuple[Forced, ...] = ()  # branches that are taken, whatever their tests come to
 
 
 @dataclass
@@ -111,7 +110,8 @@ class Capture:
     outputs: list[list[tuple[int, ...]]] = field(default_factory=list)  # shapes of what each call put out
     unasked: list[Layout] = field(default_factory=list)  # dimensions of what the example does not ask for
     watched: dict[str, Any] = field(default_factory=dict)  # what was looked at, with zeros for its tensors
-    reached: set[tuple[int, int]] = field(default_factory=set)  # what ran of code that is watched, with where in it
+    taken: set[Forced] = field(default_factory=set)  # branches that were taken by force
+    reached: set[Reached] = field(default_factory=set)  # what ran of code that is watched
 
 
 def captured(
@@ -140,8 +140,13 @@ def captured(
             begun.append(capture)
         return _Recorded(capture, fake, calls, made, swapped, contrary, flowing, timed and len(calls) == 1)
 
-    with nullcontext() if fake else collected_meanwhile():
-        return run_apart(model, start)
+    with (
+        nullcontext() if fake else collected_meanwhile(),
+        forced([branch for call in calls for branch in call.forced]) as taken,
+    ):
+        capture = run_apart(model, start)
+    capture.taken |= taken
+    return capture
 
 
 class _Recorded:
@@ -190,26 +195,27 @@ class _Recorded:
         return self._capture
 
     def _run(self, model: nn.Module) -> None:
+        watched = {id(function.__code__): function.__code__ for function in self._branching(model)}
+        reached = dict[int, set[int]]()
         names = every_module(model)
         for module, name in names.items() if self._flowing or self.tracer.timed else ():
             self._follow(module, name)
         for one, other in self._swapped:
             _swap(model, one, other)
-        watched = frozenset(map(id, watched_codes(coded(model))))
-        before = _left_in(names) if any(call.again for call in self._calls) else []
+        before = signature(names) if any(call.again for call in self._calls) else []
         for number, call in enumerate(self._calls):
-            if call.again and before == _left_in(names):
+            if call.again and before == signature(names):
                 self._capture.outputs.append([])
                 continue
             for module in names:
                 module.__dict__["training"] = call.training
             for place, value in call.attributes:
-                write(model, place, value)
+                write(model, place, _of_its_own(model, place, value))
             if call.beside is not None:
                 self._call_beside(model, call.beside)
             args, kwargs = arguments(self._input(call.example, call.added))
             self.tracer.sizes.judges = not call.training  # a cut is exact if what it puts out is, in eval mode
-            functions = FunctionRecorder(self.tracer, self._ops, self._contrary, watched, self._capture.reached)
+            functions = FunctionRecorder(self.tracer, self._ops, self._contrary, watched, reached)
             self._numbers = Numbers(model, sizes=self.tracer.sizes) if self.tracer.timed else None
             with self.mode or nullcontext(), self._ops, functions:
                 if not number and self.tracer.timed:  # what is true of a model's weights, the first run tells
@@ -219,8 +225,14 @@ class _Recorded:
             self._capture.watched = {name: _zeros(value) for name, value in seen.items() if not _of_weights(value)}
             self._capture.numbers = self._capture.numbers or self._numbers
             self._capture.turned |= set(self._contrary) - functions.contrary
+            self._capture.reached |= {place for code, at in reached.items() for place in places(watched[code], at)}
             self._outputs(model, output, call.asked)
         self._capture.rewritten |= {n for n, at in self._capture.places.items() if self._replaced(model, at)}
+
+    def _branching(self, model: nn.Module) -> Iterable[FunctionType]:
+        """The functions of which it is to be seen which branches are taken."""
+        beside = (branching(model, call.beside.method) for call in self._calls if call.beside is not None)
+        return (function for every in (branching(model), *beside) for function in every)
 
     def _call_beside(self, model: nn.Module, beside: Beside) -> None:
         """Let modules call another method: with those of forward's arguments that it takes by name, or in order."""
@@ -235,7 +247,7 @@ class _Recorded:
             elif set(needed) <= set(given):
                 made = method(**{name: given[name] for name in taken if name in given})
             else:
-                made = method(*[*given.values()][: len(needed)])
+                made = method(*islice(cycle(given.values()), len(needed)))
             self._capture.unasked += [dim for tensor in tensors_in(made) for dim in layouts_of(tensor)]
 
         for owner in beside.owners:
@@ -344,6 +356,11 @@ class _Recorded:
                     fix(dim, OUTPUT)
 
 
+def _of_its_own(model: nn.Module, place: Place, value: Any) -> Any:
+    """A method of a module as one of the twin's."""
+    return MethodType(value.__func__, model.get_submodule(place.owner)) if isinstance(value, MethodType) else value
+
+
 def _zeros(item: Any) -> Any:
     return mapped(item, lambda tensor: torch.zeros(tuple(tensor.shape), dtype=tensor.dtype))
 
@@ -361,21 +378,6 @@ def _said_of_weights(names: Mapping[nn.Module, str]) -> Iterator[tuple[Place, Ex
             for name, size in told_widths(module):
                 if isinstance(size, Size) and plain(size) == plain(module.__dict__[name]):
                     yield Place(owner, (name,)), size.expr
-
-
-def _left_in(modules: Iterable[nn.Module]) -> list[Any]:
-    """What tells whether a call has left something in a model: what its modules hold, and what that holds."""
-    seen: list[Any] = []
-    for module in modules:
-        for name, value in module.__dict__.items():
-            if type(value) in ATOMS or name == "training" or name.endswith("_hooks"):
-                continue
-            seen.append(id(value))
-            store = value if isinstance(value, _STORES) else getattr(value, "__dict__", ())
-            if store:
-                inside = store.values() if isinstance(store, dict) else store
-                seen += [(id(each), version(each)) for each in inside]
-    return seen
 
 
 def _swap(model: nn.Module, one: str, other: str) -> None:

@@ -8,15 +8,17 @@ another such method. What is not known counts as doing more.
 from __future__ import annotations
 
 import ast
+import builtins
 import re
 import types
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from torch import Tensor, nn
 
-from secateur.tracing.stated import own_name, parsed
+from secateur.state.leftovers import of_ours
+from secateur.tracing.stated import methods_of, named, named_function, own_name, parsed
 
 _LIBRARIES = frozenset(("torch", "math", "numpy", "einops"))  # whose functions compute, but for these
 _ACTS = re.compile(
@@ -30,6 +32,15 @@ _PURE = frozenset(
     )
 )
 _OF_LISTS = frozenset(("append", "extend", "get", "insert", "items", "keys", "pop", "values"))  # of a variable's own
+
+
+def computes_in(model: nn.Module, function: types.FunctionType, block: Sequence[ast.AST]) -> bool:
+    """Whether part of a function does nothing but compute, whichever module it may be a method of."""
+    kinds = {type(module): module for module in model.modules()}
+    owner = next((module for kind, module in kinds.items() if function in methods_of(kind).values()), None)
+    purity = Purity(model, {}) if owner is None else Purity(owner, methods_of(type(owner)))
+    does_more = (isinstance(node, ast.Import | ast.ImportFrom) for part in block for node in ast.walk(part))
+    return not any(does_more) and purity.harmless(function, block, own=owner is not None)
 
 
 @dataclass
@@ -51,14 +62,19 @@ class Purity:
         if function in self._asked:
             return True
         self._asked.add(function)
-        me, calls = (
-            tree.args.args[0].arg if own else "",
-            (node.func for node in ast.walk(tree) if isinstance(node, ast.Call)),
-        )
-        layers = self._layers_in_turn(tree, me, function.__globals__) if own else set[str]()
-        return all(ast.unparse(c) in layers or self._harmless(c, me, function.__globals__) for c in calls)
+        return self.harmless(function, [tree], own)
 
-    def _layers_in_turn(self, tree: ast.AST, me: str, known: Mapping[str, Any]) -> set[str]:
+    def harmless(self, function: types.FunctionType, block: Sequence[ast.AST], own: bool) -> bool:
+        """The same of part of a function."""
+        tree = parsed(function)
+        if tree is None:
+            return False
+        me = tree.args.args[0].arg if own else ""
+        calls = (node.func for part in block for node in ast.walk(part) if isinstance(node, ast.Call))
+        layers = self._layers_in_turn(tree, me, function) if own else set[str]()
+        return all(ast.unparse(c) in layers or self._harmless(c, me, function) for c in calls)
+
+    def _layers_in_turn(self, tree: ast.AST, me: str, function: types.FunctionType) -> set[str]:
         """The variables of loops that go through layers: `for layer in (self.a, self.b)`."""
         found = set[str]()
         for node in ast.walk(tree):
@@ -66,26 +82,37 @@ class Purity:
                 inside = [*ast.walk(node.iter)]
                 own = [each for each in inside if own_name(each, me)]
                 others = (e.id for e in inside if isinstance(e, ast.Name) and e.id not in _PURE)
-                if own and all(self._is_layer(each, me) for each in own) and known.keys().isdisjoint(others):
+                if (
+                    own
+                    and all(self._is_layer(each, me) for each in own)
+                    and all(named(function, other) is None for other in others)
+                ):
                     found |= {each.id for each in ast.walk(node.target) if isinstance(each, ast.Name)}
         return found
 
-    def _harmless(self, called: ast.expr, me: str, known: Mapping[str, Any]) -> bool:
+    def _harmless(self, called: ast.expr, me: str, function: types.FunctionType) -> bool:
         if isinstance(called, ast.Subscript):  # self.layers[0](x)
             return self._is_layer(called.value, me)
+        found = named_function(called, function, me, type(self.module) if me else object)
         if isinstance(called, ast.Name):
-            named = known.get(called.id)
-            return called.id in _PURE or _computes(named, called.id) or self._does(named, own=False)
+            raised = isinstance(getattr(builtins, called.id, None), type) and called.id.endswith("Error")
+            return called.id in _PURE or raised or _computes(named(function, called.id), called.id) or self._user(found)
         if not isinstance(called, ast.Attribute) or _ACTS.fullmatch(called.attr):
             return False
         text = ast.unparse(called)
-        if (root := text.partition(".")[0]) in known:  # torch.cat, F.relu
-            return _computes(known[root], text)
-        if isinstance(called.value, ast.Name) and called.value.id == me and called.attr in self.methods:
-            return self.computes(called.attr)
+        if (root := named(function, text.partition(".")[0])) is not None:  # torch.cat, F.relu
+            return _computes(root, text) or self._user(found)
         if isinstance(called.value, ast.Name) and called.attr in _OF_LISTS:
             return True
-        return self._is_layer(called, me) or hasattr(Tensor, called.attr)
+        if isinstance(called.value, ast.Name) and called.value.id == me and called.attr in self.methods:
+            return self.computes(called.attr)
+        return self._user(found) or self._is_layer(called, me) or hasattr(Tensor, called.attr)
+
+    def _user(self, function: types.FunctionType | None) -> bool:
+        """The same of a function that some code calls; a method of the module's has it as its first argument."""
+        if function is None or of_ours(function.__module__):
+            return False
+        return self._does(function, own=function in self.methods.values())
 
     def _is_layer(self, node: ast.AST, me: str) -> bool:
         owner, _, path = ast.unparse(node).partition(".")
@@ -98,8 +125,10 @@ class Purity:
 def _computes(thing: object, text: str) -> bool:
     """Whether something that code calls, or takes what it calls from, is of a library that computes."""
     home = thing.__name__ if isinstance(thing, types.ModuleType) else getattr(thing, "__module__", None) or ""
+    if text.rpartition(".")[2] == "checkpoint" and home.startswith("torch"):
+        return True
     parts = (*home.split("."), *text.split("."))
     return parts[0] in _LIBRARIES and not any(map(_ACTS.fullmatch, parts))
 
 
-__all__ = ["Purity"]
+__all__ = ["Purity", "computes_in"]

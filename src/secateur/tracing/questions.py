@@ -13,34 +13,32 @@ branch that returns, and in the methods and functions that these call.
 from __future__ import annotations
 
 import ast
-import dis
 import inspect
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
-from types import CodeType, FunctionType
+from types import FunctionType, ModuleType
 from typing import Any
 
 from secateur.state.held import Key
-from secateur.tracing.stated import assigned, functions_of, is_torchs, is_users, own_name, parsed, words
+from secateur.tracing.shaping import MIXING, may_shape_itself, picking, shapes_itself, touches
+from secateur.tracing.stated import (
+    assigned,
+    functions_of,
+    is_torchs,
+    is_users,
+    named,
+    named_function,
+    own_name,
+    parsed,
+    words,
+)
+from secateur.tracing.ways import Decisions, span, ways
 
 _MOST_READ = 1024  # methods whose questions, once found, are remembered
 _DEEPEST = 3  # functions that one calls, and these call
-_SHAPING = frozenset(
-    (
-        *("chunk", "expand", "flip", "fold", "narrow", "pixel_shuffle", "rearrange", "reduce", "repeat", "reshape"),
-        *("roll", "split", "tensor_split", "unflatten", "unfold", "view"),
-    )
-)
-_OF_TEXT = frozenset(("expand", "reduce", "repeat", "split"))  # names that other things than tensors have, too
-_MAKING = frozenset(
-    (
-        *("arange", "empty", "eye", "full", "linspace", "new_full", "new_ones", "new_tensor", "new_zeros", "ones"),
-        *("rand", "randn", "randperm", "tensor", "zeros"),
-    )
-)
-_SLICING = frozenset(dis.opmap[name] for name in ("BUILD_SLICE", "BINARY_SLICE", "STORE_SLICE") if name in dis.opmap)
 _ENDS = (ast.Return, ast.Raise, ast.Continue, ast.Break)
+_PLACED = (ast.stmt, ast.expr)  # parts of the source that know where they are
 
 
 @dataclass(frozen=True)
@@ -62,6 +60,11 @@ class Branch:
     test: str
     line: int
     span: tuple[tuple[int, int], tuple[int, int]]
+    decisions: Decisions  # what leads there
+    tests: tuple[ast.expr, ...] = field(compare=False)
+    own: bool  # whether what is asked on the way is about attributes of the module alone
+    surely: bool  # whether what it takes apart must be a tensor
+    block: tuple[ast.AST, ...] = field(compare=False)
 
 
 @lru_cache(_MOST_READ)
@@ -73,9 +76,18 @@ def questions(function: FunctionType, kind: type) -> tuple[Question, ...]:
 
 @lru_cache(_MOST_READ)
 def branches(function: FunctionType, kind: type) -> tuple[Branch, ...]:
-    """Branches of a method that surely take tensors apart or give them shapes, by numbers that the code writes."""
-    tree = parsed(function) if may_shape(function, kind) else None
+    """Branches of a method that take tensors apart or give them shapes, by numbers that the code writes."""
+    may = may_shape(function, kind) or not words(function.__code__).isdisjoint(("shape", "size", *MIXING))
+    tree = parsed(function) if may else None
     return () if tree is None else tuple(_Reader(function, kind, tree).branches())
+
+
+class _Written(ast.expr):
+    """Stands for a function as if it were written there."""
+
+    def __init__(self, function: FunctionType) -> None:
+        super().__init__()
+        self.function = function
 
 
 class _Reader:
@@ -98,12 +110,28 @@ class _Reader:
     def branches(self) -> Iterator[Branch]:
         source = inspect.getsource(self._function.__code__)
         shift = len(source) - len(source.lstrip()), self._function.__code__.co_firstlineno - 1
-        for node in ast.walk(self._tree):
-            for test, block in _blocks(node):
-                if self.shape(block, surely=True):
-                    begin = block[0].lineno + shift[1], block[0].col_offset + shift[0]
-                    end = block[-1].end_lineno + shift[1], block[-1].end_col_offset + shift[0]
-                    yield Branch(test, begin[0], (begin, end))
+        tests = {span(each): each for each in ast.walk(self._tree) if isinstance(each, ast.expr)}
+        picks = picking(self._tree)
+        for way in ways(self._tree):
+            first, last = way.block[0], way.block[-1]
+            if not isinstance(first, _PLACED) or not isinstance(last, _PLACED):
+                continue
+            asked = tuple(tests[place] for place, _ in way.decisions if place in tests)
+            own = len(asked) == len(way.decisions) and all(map(self._own, asked))
+            surely = self.shape(way.block, surely=True)
+            # A statistic that an attribute decides about is most often one that this model was made without.
+            if surely or self.shape(way.block) or picks(way.block) or touches(way.block, statistics=not own):
+                begin = first.lineno + shift[1], first.col_offset + shift[0]
+                end = (last.end_lineno or 0) + shift[1], (last.end_col_offset or 0) + shift[0]
+                yield Branch(way.test, begin[0], (begin, end), way.decisions, asked, own, surely, (*way.block,))
+
+    def _own(self, test: ast.expr) -> bool:
+        """Whether a test is about the module's own attributes, and nothing else."""
+        if isinstance(test, ast.Compare):
+            return all(isinstance(each, ast.Constant) or self._own(each) for each in (test.left, *test.comparators))
+        if isinstance(test, ast.BoolOp | ast.UnaryOp):
+            return all(map(self._own, test.values if isinstance(test, ast.BoolOp) else [test.operand]))
+        return bool(self._way(test))
 
     # what is decided --------------------------------------------------------------------------------------------
 
@@ -122,11 +150,22 @@ class _Reader:
             elif isinstance(node, ast.For) and isinstance(node.iter, ast.Call) and len(node.iter.args) == 1:
                 if ast.unparse(node.iter.func) == "range":
                     yield node.lineno, [node.iter.args[0]], [*node.body]
-            elif isinstance(node, ast.Subscript) and isinstance(node.value, ast.Dict):
-                keys = [_equals(node.slice, key) for key in node.value.keys if key is not None]
-                yield node.lineno, keys, [*node.value.values]
+            elif (looked := _looked_up(node)) is not None:
+                table, key, line = looked
+                written = table if isinstance(table, ast.Dict) else None
+                held = {} if written is not None else self._table(table)
+                keys = [each for each in written.keys if each is not None] if written is not None else []
+                keys += [ast.Constant(each) for each in held]
+                values: list[ast.AST] = [*written.values] if written is not None else [*map(_Written, held.values())]
+                yield line, [_equals(key, each) for each in keys], values
             elif isinstance(node, ast.Call) and ast.unparse(node.func) == "getattr" and len(node.args) > 1:
                 yield node.lineno, *self._by_name(*node.args[:2])
+
+    def _table(self, node: ast.expr) -> dict[Any, FunctionType]:
+        """The functions of a table that the class or the Python module has: `STEPS` in `STEPS[self.step](x)`."""
+        name = own_name(node, self._me)
+        known = vars(self._kind) if name else self._function.__globals__
+        return _tabled(known.get(name or getattr(node, "id", "")))
 
     def _by_name(self, owner: ast.expr, name: ast.expr) -> tuple[list[ast.expr], list[ast.AST]]:
         """The methods that `getattr(self, "start_" + self.kind)` chooses from."""
@@ -145,9 +184,7 @@ class _Reader:
     def shape(self, code: Iterable[ast.AST], surely: bool = False, depth: int = _DEEPEST) -> bool:
         """Whether code takes tensors apart, or gives them shapes; `surely`: whatever runs there, it meets a tensor."""
         for each in (inner for part in code for inner in ast.walk(part)):
-            if isinstance(each, ast.Subscript if surely else ast.Slice) and _apart(each):
-                return True
-            if isinstance(each, ast.Call) and _gives_shape(each, surely):
+            if shapes_itself(each, surely):
                 return True
             called = self._called(each) if depth else None
             if called is not None and shapes(called, self._kind, surely, depth - 1):
@@ -156,7 +193,9 @@ class _Reader:
 
     def _called(self, node: ast.AST) -> FunctionType | None:
         """The method of its own, or the function of the user's, that some code names."""
-        return _named(own_name(node, self._me), getattr(node, "id", ""), self._function, self._kind)
+        if isinstance(node, _Written):
+            return node.function
+        return _of_the_user(named_function(node, self._function, self._me, self._kind), self._kind)
 
     # what is asked ----------------------------------------------------------------------------------------------
 
@@ -198,10 +237,26 @@ class _Reader:
 
 
 def _named(own: str, name: str, function: FunctionType, kind: type) -> FunctionType | None:
-    found = getattr(kind, own, None) if own else function.__globals__.get(name)
+    found = getattr(kind, own, None) if own else named(function, name)
     found = inspect.unwrap(found) if isinstance(found, FunctionType) else None
-    theirs = not isinstance(found, FunctionType) or not is_users(kind) or "site-packages" in found.__code__.co_filename
-    return None if theirs or found is function else found
+    return None if found is function else _of_the_user(found, kind)
+
+
+def _of_the_user(found: Any, kind: type) -> FunctionType | None:
+    theirs = not isinstance(found, FunctionType) or not _followed(kind) or "site-packages" in found.__code__.co_filename
+    return None if theirs else found
+
+
+def _tabled(item: object) -> dict[Any, FunctionType]:
+    """The functions of a table in which there is nothing else."""
+    if not isinstance(item, dict) or not all(isinstance(each, FunctionType) for each in item.values()):
+        return {}
+    return {key: each for key, each in item.items() if type(key) in (str, int)}
+
+
+def _followed(kind: type) -> bool:
+    """Whether what code calls is looked at: that of the user's classes, or (`object`) of functions of the user's."""
+    return kind is object or is_users(kind)
 
 
 def _way(node: ast.expr, me: str, names: Mapping[str, tuple[Any, ...]]) -> tuple[Any, ...]:
@@ -221,6 +276,15 @@ def _way(node: ast.expr, me: str, names: Mapping[str, tuple[Any, ...]]) -> tuple
         path, key = _way(node.value, me, names), constant.value
         return (*path, key if type(key) is int else Key(key)) if path else ()
     return ()
+
+
+def _looked_up(node: ast.AST) -> tuple[ast.expr, ast.expr, int] | None:
+    """Of `table[key]` and `table.get(key)` the table and the key, and the line."""
+    if isinstance(node, ast.Subscript):
+        return node.value, node.slice, node.lineno
+    if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "get" and node.args:
+        return node.func.value, node.args[0], node.lineno
+    return None
 
 
 def _equals(asked: ast.expr, value: ast.expr) -> ast.expr:
@@ -270,54 +334,30 @@ def own_names(me: str, *code: ast.AST) -> frozenset[str]:
 @lru_cache(_MOST_READ)
 def shapes(function: FunctionType, kind: type, surely: bool = False, depth: int = _DEEPEST) -> bool:
     """Whether a method takes tensors apart, or gives them shapes; `surely`: whatever runs there, it meets a tensor."""
-    tree = parsed(function) if may_shape(function, kind, depth) else None
-    return tree is not None and _Reader(function, kind, tree).shape(tree.body, surely, depth)
+    if not may_shape(function, kind, depth):
+        return False
+    tree = parsed(function)
+    if tree is None:  # a lambda
+        return not surely
+    return _Reader(function, kind, tree).shape(tree.body, surely, depth)
 
 
 @lru_cache(_MOST_READ)
 def may_shape(function: FunctionType, kind: type, depth: int = _DEEPEST) -> bool:
     """What tells, without the source, that a method does not take tensors apart."""
-    if _may_shape(function.__code__):
+    if may_shape_itself(function.__code__):
         return True
-    names = words(function.__code__) if depth and is_users(kind) else frozenset[str]()
+    names = words(function.__code__) if depth and _followed(kind) else frozenset[str]()
     own = {*names, *dir(kind)} if "getattr" in names else names
     called = (
         *(_named(name, "", function, kind) for name in own),
         *(_named("", name, function, kind) for name in names),
     )
-    return any(one is not None and may_shape(one, kind, depth - 1) for one in called)
-
-
-def _may_shape(code: CodeType) -> bool:
-    inner = (one for one in code.co_consts if isinstance(one, CodeType))
-    sliced = not _SLICING.isdisjoint(code.co_code[::2]) or any(type(one) is slice for one in code.co_consts)
-    return sliced or not (_SHAPING | _MAKING).isdisjoint(words(code)) or any(map(_may_shape, inner))
-
-
-def _apart(node: ast.AST) -> bool:
-    """Whether a slice, or one among several indices, begins or ends more than a step from either end."""
-    if isinstance(node, ast.Subscript):
-        indices = node.slice.elts if isinstance(node.slice, ast.Tuple) else []
-        return any(isinstance(each, ast.Slice) and _apart(each) for each in indices)
-    return isinstance(node, ast.Slice) and any(map(_far, (node.lower, node.upper, node.step)))
-
-
-def _far(bound: ast.expr | None) -> bool:
-    text = ast.unparse(bound) if bound is not None else "0"
-    return text not in ("0", "1", "-1")
-
-
-def _gives_shape(call: ast.Call, surely: bool) -> bool:
-    """Whether a call takes a tensor apart, gives it a shape, or makes one whose size is written there."""
-    name = getattr(call.func, "attr", getattr(call.func, "id", ""))
-    if name in _MAKING:
-        parts = [part for given in call.args for part in ast.walk(given)]
-        return any(isinstance(p, ast.List) or (isinstance(p, ast.Constant) and _several(p.value)) for p in parts)
-    return name in (_SHAPING - _OF_TEXT if surely else _SHAPING)
-
-
-def _several(value: object) -> bool:
-    return type(value) is int and value > 1
+    modules = (each for each in (named(function, name) for name in names) if isinstance(each, ModuleType))
+    called += (*(_of_the_user(vars(each).get(name), kind) for each in modules for name in names),)
+    known = (*(vars(kind).get(name) for name in names), *(function.__globals__.get(name) for name in names))
+    tabled = (one for item in known for one in _tabled(item).values()) if depth and _followed(kind) else ()
+    return any(one is not None and may_shape(one, kind, depth - 1) for one in (*called, *tabled))
 
 
 def asked(kind: type, idle: Collection[str]) -> Iterator[tuple[Question, FunctionType, bool]]:

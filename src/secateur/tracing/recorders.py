@@ -86,10 +86,10 @@ class FunctionRecorder(TorchFunctionMode):
         ops: OpRecorder,
         contrary: Iterable[str] = (),
         watched: Collection[int] = (),
-        reached: set[tuple[int, int]] | None = None,
+        reached: dict[int, set[int]] | None = None,
     ) -> None:
         super().__init__()
-        self._watched, self._reached = watched, set() if reached is None else reached
+        self._watched, self._reached = watched, {} if reached is None else reached
         self.tracer = tracer
         self.ops = ops
         self.inside: list[Any] = []
@@ -144,7 +144,7 @@ class FunctionRecorder(TorchFunctionMode):
         frame: types.FrameType | None = sys._getframe(2)
         while frame is not None and not is_capture(frame):
             if id(frame.f_code) in self._watched:
-                self._reached.add((id(frame.f_code), frame.f_lasti))
+                self._reached.setdefault(id(frame.f_code), set()).add(frame.f_lasti)
             frame = frame.f_back
 
     def _run(self, func: Any, args: Any, kwargs: Any, *, seen: bool) -> Any:

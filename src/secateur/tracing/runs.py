@@ -21,6 +21,7 @@ def join(capture: Capture, other: Capture) -> None:
     capture.places = {**other.places, **capture.places}
     capture.rewritten |= other.rewritten
     capture.reached |= other.reached
+    capture.taken |= other.taken
     for name, flow in other.flows.items():
         capture.flows.setdefault(name, []).extend(flow)
     ours, theirs_too = capture.tracer, other.tracer

@@ -20,7 +20,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from types import FunctionType
+from types import FunctionType, MethodType
 from typing import Any
 
 import torch
@@ -31,7 +31,7 @@ from secateur.tracing.capture import Beside
 from secateur.tracing.examples import arguments, by_name
 from secateur.tracing.purity import Purity
 from secateur.tracing.questions import Question, asked, own_names, shapes
-from secateur.tracing.stated import coded, functions_of, is_users, parsed
+from secateur.tracing.stated import coded, is_users, methods_of, parsed
 
 _SOMETHING = "something else"
 _MOST = 4  # that are tried of each kind
@@ -184,7 +184,7 @@ def other_methods(model: nn.Module, idle: Collection[str] = ()) -> Iterator[Othe
         if is_users(type(module)):
             owners.setdefault(type(module), []).append(name)
     for kind, names in owners.items():
-        found = {f.__name__: f for base in kind.__mro__[::-1] if is_users(base) for f in functions_of(base)}
+        found = methods_of(kind)
         reached, module, idle_here = _reached(found), model.get_submodule(names[0]), _first_names(names, idle)
         for name in (name for name in found if name not in reached and not name.startswith("_")):
             tree = parsed(found[name])
@@ -210,8 +210,16 @@ def _reached(functions: Mapping[str, FunctionType]) -> set[str]:
         name = todo.pop()
         if name in functions and name not in reached:
             reached.add(name)
-            todo += functions[name].__code__.co_names
+            tree = parsed(functions[name])
+            todo += functions[name].__code__.co_names if tree is None else _own_or_inherited(tree)
     return reached
+
+
+def _own_or_inherited(tree: ast.FunctionDef) -> Iterator[str]:
+    """The names of what a method has of its own module, or of `super()`; not those of other things' methods."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Attribute) and ast.unparse(node.value) in (tree.args.args[0].arg, "super()"):
+            yield node.attr
 
 
 def _ways(needs: list[str], given: list[str], layers: bool) -> list[int | None]:
@@ -221,7 +229,7 @@ def _ways(needs: list[str], given: list[str], layers: bool) -> list[int | None]:
     """
     if not needs or needs == given:
         return [None] if needs else []
-    same = [None] if len(needs) == len(given) else []
+    same = [None] if len(needs) >= len(given) else []
     return [*same, *(range(_MOST) if len(needs) == 1 else ())] if layers else []
 
 
@@ -248,6 +256,28 @@ def other_attributes(model: nn.Module, idle: Collection[str] = ()) -> list[Setti
                         one.values.setdefault(place, other)
     alone = sorted(found.values(), key=lambda one: one.guessed)
     return [*alone[:_MOST], *_together(alone)][:_MOST]
+
+
+def other_choices(model: nn.Module) -> Iterator[Setting]:
+    """Methods of its own that a module may hold in an attribute in the place of the one that is there."""
+    for owner, module in model.named_modules():
+        kind = _class(module)
+        for key, held in vars(module).items() if is_users(kind) else ():
+            if isinstance(held, MethodType) and held.__self__ is module:
+                for function in _in_its_place(kind, held.__func__):
+                    where = f"{Path(function.__code__.co_filename).name}:{function.__code__.co_firstlineno}"
+                    yield Setting({Place(owner, (key,)): MethodType(function, module)}, where)
+
+
+def _in_its_place(kind: type, held: Any) -> Iterator[FunctionType]:
+    """The methods that forward does not call, take tensors apart, and take the same arguments as one that is held."""
+    found = methods_of(kind)
+    reached = _reached({name: function for name, function in found.items() if name != "__init__"})
+    taken = list(inspect.signature(held).parameters)
+    for name, function in found.items() if found.get(held.__name__) is held else ():
+        alike = function is not held and name not in reached and list(inspect.signature(function).parameters) == taken
+        if alike and shapes(function, kind):
+            yield function
 
 
 def _together(settings: Sequence[Setting]) -> Iterator[Setting]:
@@ -354,4 +384,4 @@ def _written(annotation: Any) -> Iterator[str]:
 
 
 __all__ = ["OtherMethod", "Setting", "fewer_arguments", "left_out", "more_arguments", "other_arguments"]
-__all__ += ["keys_asked", "other_attributes", "other_methods"]
+__all__ += ["keys_asked", "other_attributes", "other_choices", "other_methods"]

@@ -193,9 +193,25 @@ def _texts(tree: ast.FunctionDef, attribute: str, rest: str) -> set[str]:
     me, made = tree.args.args[0].arg, list(assigned(tree))
     found = {f"{me}.{attribute}{rest}"}
     for one, other in (*made, *((value, to) for to, value in made)):
-        if own_name(one, me) == attribute and isinstance(other, ast.Name):
-            found.add(other.id + rest)
+        if own_name(one, me) == attribute:
+            found |= {other.id + rest} if isinstance(other, ast.Name) else {*_parts(other, rest)}
     return found | {to.id for to, value in made if isinstance(to, ast.Name) and ast.unparse(value) in found}
+
+
+def _parts(value: ast.expr, rest: str) -> Iterator[str]:
+    """What is written for a part of something: `['width']` of `dict(width=w)`, `[0]` of `(w, h)`."""
+    if isinstance(value, ast.Dict):
+        yield from (ast.unparse(v) for k, v in zip(value.keys, value.values, strict=True) if k and _index(k) == rest)
+    elif isinstance(value, ast.Tuple | ast.List):
+        yield from (ast.unparse(each) for at, each in enumerate(value.elts) if rest == f"[{at}]")
+    elif isinstance(value, ast.Call) and ast.unparse(value.func) == "dict":
+        yield from (ast.unparse(each.value) for each in value.keywords if each.arg and rest == f"[{each.arg!r}]")
+    if any(isinstance(each, ast.Call) and ast.unparse(each) == "locals()" for each in ast.walk(value)):
+        yield rest[2:-2]
+
+
+def _index(key: ast.expr) -> str:
+    return f"[{key.value!r}]" if isinstance(key, ast.Constant) else ""
 
 
 def _made_with(tree: ast.FunctionDef, attribute: str, rest: str) -> Iterator[str]:
@@ -235,11 +251,52 @@ def is_users(kind: type) -> bool:
 
 def functions_of(kind: type) -> Iterator[types.FunctionType]:
     """The methods of a class itself, those behind properties included."""
-    for item in vars(kind).values():
+    for item in [*vars(kind).values()]:  # to ask a class for its annotations may add to them
         function = item.fget if isinstance(item, property) else item
         function = inspect.unwrap(function) if isinstance(function, types.FunctionType) else None
         if isinstance(function, types.FunctionType):
             yield function
+
+
+def methods_of(kind: type) -> dict[str, types.FunctionType]:
+    """The methods of the user's that a class has, by name."""
+    return {f.__name__: f for base in kind.__mro__[::-1] if is_users(base) for f in functions_of(base)}
+
+
+def named(function: types.FunctionType, name: str) -> Any:
+    """What a name stands for that is not a function's own: what it closes over, or a global variable."""
+    if name in function.__code__.co_freevars:
+        try:
+            return (function.__closure__ or ())[function.__code__.co_freevars.index(name)].cell_contents
+        except (IndexError, ValueError):  # nothing yet
+            return None
+    return function.__globals__.get(name)
+
+
+def named_function(node: ast.AST, function: types.FunctionType, me: str, kind: type) -> types.FunctionType | None:
+    """The function that some code names: a method, one in a Python module or in a class, or a variable."""
+    found: Any = None
+    if isinstance(node, ast.Name):
+        found = named(function, node.id)
+    elif isinstance(node, ast.Attribute):
+        of = node.value.id if isinstance(node.value, ast.Name) else ""
+        owner = kind if of in (me, "cls") else named(function, of)
+        if isinstance(node.value, ast.Call) and getattr(node.value.func, "id", "") in ("super", "type"):
+            owner = kind
+        if isinstance(owner, types.ModuleType):
+            found = vars(owner).get(node.attr)
+        elif isinstance(owner, type):
+            every = (vars(base).get(_private(node.attr, base)) for base in owner.__mro__)
+            found = next((each for each in every if each is not None and each is not function), None)
+    found = getattr(found, "__func__", found)  # of a static method, or of one of the class
+    found = inspect.unwrap(found) if isinstance(found, types.FunctionType) else None
+    return found if isinstance(found, types.FunctionType) and found is not function else None
+
+
+def _private(name: str, kind: type) -> str:
+    """A name as a class spells it."""
+    spelt = name.startswith("__") and not name.endswith("__")
+    return f"_{kind.__name__.lstrip('_')}{name}" if spelt else name
 
 
 def parsed(function: types.FunctionType) -> ast.FunctionDef | None:
@@ -311,5 +368,15 @@ def _computes(node: ast.AST, above: Mapping[ast.AST, ast.AST], ones: Collection[
     return False
 
 
-__all__ = ["Stated", "assigned", "coded", "functions_of", "is_torchs", "is_users", "own_name", "parsed"]
-__all__ += ["stated_sizes", "tensors_below", "words"]
+__all__ = [
+    "Stated",
+    "assigned",
+    "coded",
+    "functions_of",
+    "is_torchs",
+    "is_users",
+    "methods_of",
+    "named",
+    "named_function",
+]
+__all__ += ["own_name", "parsed", "stated_sizes", "tensors_below", "words"]

@@ -2,16 +2,16 @@
 
 One run is one witness: a loop with one step, a branch that only long inputs take, code for training, a table that a
 second call finds too short are not seen in it. So the model is called again, with inputs of other sizes, twice in a
-row, in training mode, and with other settings; what data decides is decided the other way; modules that no run has
-reached take the place of others of their kind that were. A call that the model refuses shows nothing. What no run
-showed is said.
+row, in training mode, and with other settings; what data decides is decided the other way; branches that no run has
+taken are taken by force; modules that no run has reached take the place of others of their kind that were. A call that
+the model refuses shows nothing. What no run showed is said.
 """
 
 from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Collection, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -19,6 +19,7 @@ from typing import Any
 from torch import nn
 
 from secateur.axes import Boundary, atoms, fix
+from secateur.tracing.callers import asks_for_dims, further, with_other_dims
 from secateur.tracing.capture import OUTPUT, Capture, InputDim, ModelCall, Swaps
 from secateur.tracing.examples import (
     Dims,
@@ -30,6 +31,8 @@ from secateur.tracing.examples import (
     with_numbers,
     with_rest,
 )
+from secateur.tracing.forced import Forced
+from secateur.tracing.purity import computes_in
 from secateur.tracing.runs import at_odds, join
 from secateur.tracing.settings import (
     fewer_arguments,
@@ -38,17 +41,18 @@ from secateur.tracing.settings import (
     more_arguments,
     other_arguments,
     other_attributes,
+    other_choices,
     other_methods,
 )
 from secateur.tracing.standins import stand_ins
-from secateur.tracing.stated import coded
 from secateur.tracing.unreached import alike_beside, idle_modules
-from secateur.tracing.untaken import untaken
+from secateur.tracing.untaken import Branching, branching, line_of_branch, untaken, within
 
 _MOST_SWAPS = 4  # runs in which modules that were not reached change places with others
 _DATA = "DataDependent"  # how torch says that fake tensors have no values
 _MOST_METHODS = 4  # that are called beside forward
 _MOST_DECISIONS = 4  # that are tried one at a time
+_MOST_FORCED = 6  # runs in which branches are taken that no other has taken
 
 
 @dataclass(frozen=True)
@@ -86,6 +90,7 @@ class Variants:
         self.unseen: list[Unseen] = []
         self.both_ways: set[str] = set()  # lines whose decision was seen to come out either way
         self.accepted: list[Any] = []  # the example with other sizes, where the model takes such
+        self._beside: list[ModelCall] = []  # methods beside forward that ran
         self.shown: list[Any] = []  # the example with other choices of the caller's
 
     def add(self, example: Any) -> None:
@@ -94,6 +99,7 @@ class Variants:
         self._sizes(example)
         self._settings(example)
         self._decisions(example)
+        self._branches(example)
         for _ in range(_MOST_SWAPS):
             swapped = list(_swaps(self._model, self._capture, idle))
             if not swapped or not self._joined([ModelCall(example)], swapped):
@@ -105,6 +111,8 @@ class Variants:
         for fewer in fewer_arguments(self._model, example):
             self._joined([ModelCall(fewer)])
         self._more(example)
+        for more in further(self._model, example):
+            self._chosen(ModelCall(more, asked=False), by="a further tensor")
         for name, other in other_arguments(self._model, example):
             if self._chosen(ModelCall(other, asked=False), by=f"{name}={other[name]!r}"):
                 self.shown.append(other)
@@ -113,7 +121,7 @@ class Variants:
                 self.unseen.append(Unseen(f"what forward does when it is given {key}", _place(type(self._model))))
         values = self._capture.values
         idle = [n for n, v in values.items() if v.dims and not v.used and n not in self._capture.places]
-        for setting in other_attributes(self._model, idle):
+        for setting in (*other_attributes(self._model, idle), *islice(other_choices(self._model), _MOST_METHODS)):
             changes = (*setting.values.items(),)
             modes = (False, True) if setting.trained else (False,)
             calls = [ModelCall(example, training=mode, asked=False, attributes=changes) for mode in modes]
@@ -122,8 +130,10 @@ class Variants:
             if not any(tried) and not setting.guessed:
                 self.unseen.append(Unseen(f"what the code does when {setting}", setting.where))
         for number, method in enumerate(other_methods(self._model, idle)):
-            calls = (ModelCall(example, asked=False, beside=way) for way in method.ways)
-            if number >= _MOST_METHODS or not any(map(self._chosen, calls)):
+            calls = [ModelCall(example, asked=False, beside=way) for way in method.ways if number < _MOST_METHODS]
+            taken = next(filter(self._chosen, calls), None)
+            self._beside += [taken] if taken is not None else []
+            if taken is None:
                 self.unseen.append(Unseen(f"what {method.name} does, which forward does not call", method.where))
 
     def _more(self, example: Any) -> None:
@@ -143,8 +153,8 @@ class Variants:
         What comes of it may be a hidden layer, which is cut as it would be without. What layers put out that only this
         choice reaches is asked for by nobody else, and stays. So does what a caller gets by it in the answer's place.
         """
-        found = self._attempt(calls)
-        supposed = calls[0].attributes or calls[0].beside
+        found, call = self._attempt(calls), calls[0]
+        supposed = call.attributes or call.beside or any(one.branch.own for one in call.forced)
         if isinstance(found, Refused) or (supposed and at_odds(self._capture, found)):
             return False
         new = [v for v in self._capture.values.values() if not v.used]
@@ -164,6 +174,35 @@ class Variants:
             if isinstance(found, Capture):
                 join(self._capture, found)
                 self.both_ways |= found.turned
+
+    def _branches(self, example: Any) -> None:
+        """What is left of branches that take tensors apart, in what runs with forward and with methods beside it."""
+        every, tried = branching(self._model), list[Forced]()
+        left = [one for one, _ran in untaken(every, self._capture.reached)]
+        if any(map(asks_for_dims, left)):
+            for other in with_other_dims(example):
+                self._chosen(ModelCall(other, asked=False), by="other dimensions")
+            tried += filter(asks_for_dims, left)
+        self._force(ModelCall(example, asked=False), every, tried)
+        for call in self._beside:
+            own = branching(self._model, call.beside.method) if call.beside is not None else {}
+            self._force(call, {function: own[function] for function in own if function not in every}, tried)
+
+    def _force(self, call: ModelCall, every: Branching, tried: list[Forced]) -> None:
+        """Take branches that no run has taken: together and, where that fails, each."""
+        for _ in range(_MOST_FORCED if every else 0):
+            together = list[Forced]()
+            for one, _ran in untaken(every, self._capture.reached, tried):
+                if not computes_in(self._model, one.function, one.branch.block):
+                    tried += within(every, one)
+                elif one.fits(together):
+                    together.append(one)
+            if not together:
+                return
+            tried += together
+            if not self._chosen(replace(call, forced=(*together,))) and len(together) > 1:
+                for one in together:
+                    self._chosen(replace(call, forced=(one,)))
 
     def _joined(self, calls: Sequence[ModelCall], swapped: Swaps = (), *, real: bool = False) -> bool:
         found = self._attempt(calls, swapped, real=real)
@@ -247,9 +286,10 @@ def never_seen(
     for where in (line for line in capture.tracer.decisions if line not in seen):
         yield Unseen("what other numbers lead to that are read from data", where)
     told = {*capture.tracer.decisions, *told}
-    for what, where in untaken(coded(model), capture.reached):
-        if where not in told:
-            yield Unseen(f"what the code does {what}", where)
+    for one, ran in untaken(branching(model), capture.reached):
+        shown = not ran or not one.branch.surely or one in capture.taken
+        if (where := line_of_branch(one)) not in told and not shown:
+            yield Unseen(f"what the code does {one.branch.test}", where)
     for name in idle_modules(model, capture):
         yield Unseen(f"{name}: no run reached it", _place(_code_around(model, name)))
     left = _not_given(model, examples)
