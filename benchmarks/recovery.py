@@ -26,7 +26,7 @@ from torch import nn
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from benchmarks.accuracy import language, peers
-from benchmarks.accuracy.cutting import OURS, Method
+from benchmarks.accuracy.cutting import OURS, STAND_INS, Method
 from benchmarks.accuracy.suite import TASKS
 from benchmarks.accuracy.tasks import Task
 from benchmarks.accuracy.training import recover
@@ -57,9 +57,8 @@ def main() -> None:
     factor, tests = given.factor or task.goal, task.tests()
     if task.name == "smollm2":
         tests = [(window, window) for window in language.windows("test", given.tests).split(1)]
-    rivals = [
-        method for method in peers.methods(("FPGM", "magnitude L2", "magnitude L1")) if method.name == given.rival
-    ]
+    known = (*peers.methods(("FPGM", "magnitude L2", "magnitude L1", "Hessian")), *STAND_INS)
+    rivals = [method for method in known if method.name == given.rival]
     print(f"{task.name}, dense: {task.show(task.score(task.load(), tests))}", flush=True)
     cut_by_us = ours(given.joint) if given.cut is None else kept(given.cut)
     for method in (*([] if given.rival_only else [cut_by_us]), *rivals):

@@ -25,7 +25,7 @@ from typing import Any
 from secateur.sizes.explain import is_capture
 from secateur.tracing.questions import Branch
 from secateur.tracing.stated import parsed
-from secateur.tracing.ways import Span, span
+from secateur.tracing.ways import Extent, span
 
 _forcing: ContextVar[bool] = ContextVar("forcing", default=False)
 _lock = threading.RLock()
@@ -92,7 +92,7 @@ def forced(branches: Sequence[Forced]) -> Iterator[set[Forced]]:
     if not branches:
         yield taken
         return
-    decisions: dict[FunctionType, dict[Span, _Outcome]] = {}
+    decisions: dict[FunctionType, dict[Extent, _Outcome]] = {}
     for each in branches:
         own = decisions.setdefault(each.function, {})
         own.update({where: _Outcome(outcome) for where, outcome in each.branch.decisions if where not in own})
@@ -110,14 +110,14 @@ def forced(branches: Sequence[Forced]) -> Iterator[set[Forced]]:
     taken |= {each for each in branches if decisions[each.function][each.branch.decisions[-1][0]].asked}
 
 
-def _decided(function: FunctionType, decisions: Mapping[Span, _Outcome]) -> CodeType | None:
+def _decided(function: FunctionType, decisions: Mapping[Extent, _Outcome]) -> CodeType | None:
     """The code of a function with tests that come out as they are told to; None where that cannot be made."""
     tree, old = copy.deepcopy(parsed(function)), function.__code__
     if tree is None:
         return None
     outcomes = dict[str, _Outcome]()
 
-    def put(test: ast.expr, where: Span, loop: type[ast.AST] | None = None) -> ast.expr:
+    def put(test: ast.expr, where: Extent, loop: type[ast.AST] | None = None) -> ast.expr:
         if where not in decisions:
             return test
         mark = f"{_MARK}{len(outcomes)}"
@@ -135,7 +135,7 @@ def _decided(function: FunctionType, decisions: Mapping[Span, _Outcome]) -> Code
     return None
 
 
-def _put(node: ast.AST, put: Callable[..., ast.expr], decisions: Mapping[Span, _Outcome]) -> None:
+def _put(node: ast.AST, put: Callable[..., ast.expr], decisions: Mapping[Extent, _Outcome]) -> None:
     """Let outcomes decide about the branches of a part of some code."""
     if isinstance(node, ast.If | ast.IfExp | ast.While):
         node.test = put(node.test, span(node.test), type(node))

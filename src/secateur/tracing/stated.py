@@ -199,13 +199,18 @@ def _texts(tree: ast.FunctionDef, attribute: str, rest: str) -> set[str]:
 
 
 def _parts(value: ast.expr, rest: str) -> Iterator[str]:
-    """What is written for a part of something: `['width']` of `dict(width=w)`, `[0]` of `(w, h)`."""
+    """What is written for a part of something: `w` for `['width']` of `dict(width=w)`, or for `[0]` of `(w, h)`.
+
+    A literal says nothing: another one that is written alike need not mean the same.
+    """
+    written: list[tuple[str, ast.expr]] = []
     if isinstance(value, ast.Dict):
-        yield from (ast.unparse(v) for k, v in zip(value.keys, value.values, strict=True) if k and _index(k) == rest)
+        written = [(_index(key), each) for key, each in zip(value.keys, value.values, strict=True) if key]
     elif isinstance(value, ast.Tuple | ast.List):
-        yield from (ast.unparse(each) for at, each in enumerate(value.elts) if rest == f"[{at}]")
+        written = [(f"[{at}]", each) for at, each in enumerate(value.elts)]
     elif isinstance(value, ast.Call) and ast.unparse(value.func) == "dict":
-        yield from (ast.unparse(each.value) for each in value.keywords if each.arg and rest == f"[{each.arg!r}]")
+        written = [(f"[{each.arg!r}]", each.value) for each in value.keywords]
+    yield from (ast.unparse(each) for at, each in written if at == rest and not isinstance(each, ast.Constant))
     if any(isinstance(each, ast.Call) and ast.unparse(each) == "locals()" for each in ast.walk(value)):
         yield rest[2:-2]
 

@@ -16,8 +16,8 @@ import ast
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-Span = tuple[int, int, int, int]  # the first line and column of an expression, and the last
-Decisions = tuple[tuple[Span, bool], ...]  # tests by where they are, and what they come to
+Extent = tuple[int, int, int, int]  # the first line and column of an expression, and the last
+Decisions = tuple[tuple[Extent, bool], ...]  # tests by where they are, and what they come to
 
 _ENDS = (ast.Return, ast.Raise, ast.Continue, ast.Break)
 _FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
@@ -42,7 +42,7 @@ def ways(tree: ast.FunctionDef) -> Iterator[Way]:
     yield from _through(tree.body, ())
 
 
-def span(node: ast.expr | ast.pattern | ast.ExceptHandler) -> Span:
+def span(node: ast.expr | ast.pattern | ast.ExceptHandler) -> Extent:
     """Where something is."""
     return node.lineno, node.col_offset, node.end_lineno or 0, node.end_col_offset or 0
 
@@ -64,7 +64,7 @@ def _through(block: Sequence[ast.stmt], decided: Decisions) -> Iterator[Way]:
 
 def _one_of_several(node: ast.For | ast.Try | ast.Match, decided: Decisions) -> Iterator[Way]:
     """The body of a loop, what is done after an error, the cases of a match; and what is within or beside them."""
-    several: list[tuple[str, Span, list[ast.stmt]]] = []
+    several: list[tuple[str, Extent, list[ast.stmt]]] = []
     if isinstance(node, ast.For):
         several = [(f"for {ast.unparse(node.target)} in {ast.unparse(node.iter)}", span(node.iter), node.body)]
         yield from _inside(node.iter, decided)
@@ -118,4 +118,4 @@ def _told(test: ast.expr, outcome: bool) -> str:
     return f"{'if' if outcome else 'unless'} {ast.unparse(test)}"
 
 
-__all__ = ["Decisions", "Span", "Way", "span", "ways"]
+__all__ = ["Decisions", "Extent", "Way", "span", "ways"]
