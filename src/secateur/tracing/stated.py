@@ -220,6 +220,7 @@ def _index(key: ast.expr) -> str:
 
 
 def _made_with(tree: ast.FunctionDef, attribute: str, rest: str) -> Iterator[str]:
+    """Those that a constructor's source shows."""
     me, called = tree.args.args[0].arg, _texts(tree, attribute, rest)
     for to, value in assigned(tree):
         if (child := own_name(to, me)) and child != attribute and not called.isdisjoint(_arguments(value)):

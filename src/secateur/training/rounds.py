@@ -29,9 +29,7 @@ _STATISTICS = 20  # batches, for those of batch norms
 _ROUND = 1000  # steps of the first round
 _LONGER = 4  # times as long is each that follows: a rate that falls slowly leads further than several that fall fast
 _LAST = 3  # times a round's length: with less than that left, it takes all that is left
-_MOVING = (
-    500  # steps of a round from which on batch norms are in training mode: better at length, worse for a few steps
-)
+_MOVING = 500  # steps of a round from which on batch norms are in training mode: better at length, worse at first
 _WARM = 0.1  # the part of a round in which the rate rises
 _WORTH = 0.995  # a round that leaves more than this of the loss brought nothing
 _IDLE = 2  # so many such rounds in a row, and it ends
@@ -87,9 +85,10 @@ class Search:
         A task's loss may hang on a few examples that it gets wrong; how far it is from the teacher tells more then.
         """
         now = self.lessons.losses()
-        if clearly_lower(now, losses) or not distances:
-            return clearly_lower(now, losses)
-        return fmean(now) < fmean(losses) and clearly_lower(self.lessons.distances(), distances)
+        if clearly_lower(now, losses):
+            return True
+        told = bool(distances) and fmean(now) < fmean(losses)
+        return told and clearly_lower(self.lessons.distances(), distances)
 
     def _begun(self) -> RecoveryState:
         self._statistics()
